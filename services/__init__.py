@@ -1,0 +1,1 @@
+"""One package per independently deployed service. A service imports `shared` and itself, never another service."""

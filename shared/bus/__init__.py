@@ -1,0 +1,63 @@
+"""The bus: one small Protocol, two adapters (`sqlite` for one machine, `kafka` for a cluster).
+
+Promises, the same for both and held by tests/contract/test_bus.py:
+- `publish` returns when the message is durable. Order holds per key within a topic.
+- At least once: a delivery that was neither `done` nor buried comes again after a crash or a rebalance.
+- Deliveries are acknowledged one by one and in any order; the adapter commits the lowest contiguous offset.
+- Long work is not held by a delivery: claim it, acknowledge, and let the ledger own the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from shared.contracts.topics import Topic
+
+
+class Delivery(Protocol):
+    topic: Topic
+    key: str
+    message: Any  # decoded; an unreadable one never gets here: the adapter buries it
+    headers: dict[str, str]
+    offset: int
+
+    def done(self) -> None:
+        """Acknowledge. May come in any order, once."""
+
+    def retry(self, after_s: float) -> None:
+        """Deliver again, not before `after_s` seconds."""
+
+    def bury(self, reason: str) -> None:
+        """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged."""
+
+
+class Bus(Protocol):
+    async def publish(self, topic: Topic, key: str, message: msgspec.Struct) -> None: ...
+
+    async def publish_many(self, items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
+        """All durable when it returns; order within a key is the order given. Not a transaction."""
+
+    def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> AsyncIterator[Delivery]:
+        """`group=None`: this consumer alone reads all from the start, without commits (broadcast topics)."""
+
+    async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
+        """Messages not yet acknowledged by the group, per topic name."""
+
+    async def close(self) -> None: ...
+
+
+def connect(url: str, *, client: str) -> Bus:
+    """`sqlite:PATH` or `kafka://host:port[,host:port]`. `client` names this process in logs and group membership."""
+    scheme = url.split(":", 1)[0]
+    if scheme == "sqlite":
+        from shared.bus.sqlite import SqliteBus
+
+        return SqliteBus(url.removeprefix("sqlite:"), client=client)
+    if scheme == "kafka":
+        from shared.bus.kafka import KafkaBus
+
+        return KafkaBus(url.removeprefix("kafka://").split(","), client=client)
+    raise ValueError(f"bus: found {url!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]")

@@ -1,0 +1,66 @@
+"""Messages to bytes and back.
+
+Invariants:
+- The bytes are JSON; the header `schema` says `<topic>/<major>.<minor>`. Readers ignore unknown fields of the same
+  major and refuse another major: the caller buries the delivery, its bytes untouched.
+- No message exceeds 64 KiB when encoded; the producer refuses it. Bulk goes by claim check (`Ref`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from shared.contracts.topics import Topic
+
+MAJOR, MINOR = 1, 0
+MAX_BYTES = 64 * 1024
+SCHEMA_HEADER = "schema"
+
+
+class UnreadableMessage(ValueError):
+    """The bytes are no message of this topic; the text says why. Retrying cannot help: dead-letter it."""
+
+
+class MessageTooLarge(ValueError):
+    """The producer tried to send more than 64 KiB; bulk belongs into the object store."""
+
+
+@functools.cache
+def _decoder(types: tuple[type[msgspec.Struct], ...]) -> msgspec.json.Decoder[Any]:
+    union: Any = types[0]
+    for extra in types[1:]:
+        union = union | extra
+    return msgspec.json.Decoder(union)
+
+
+def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]]:
+    """Returns (bytes, headers). Raises TypeError for a foreign type and MessageTooLarge above 64 KiB."""
+    if not isinstance(message, topic.types):
+        allowed = ", ".join(t.__name__ for t in topic.types)
+        raise TypeError(f"topic {topic.name} carries {allowed}, not {type(message).__name__}")
+    data = msgspec.json.encode(message)
+    if len(data) > MAX_BYTES:
+        raise MessageTooLarge(
+            f"{type(message).__name__} for {topic.name} is {len(data)} bytes; at most {MAX_BYTES}: send a Ref instead"
+        )
+    return data, {SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}"}
+
+
+def decode(topic: Topic, data: bytes, headers: dict[str, str]) -> Any:
+    """Returns the message. Raises UnreadableMessage with the reason."""
+    schema = headers.get(SCHEMA_HEADER, "")
+    try:
+        major = int(schema.rsplit("/", 1)[1].split(".")[0])
+    except (IndexError, ValueError):
+        raise UnreadableMessage(f"header {SCHEMA_HEADER!r} is {schema!r}, expected '<topic>/<major>.<minor>'") from None
+    if major != MAJOR:
+        raise UnreadableMessage(f"schema {schema!r}: this reader knows major {MAJOR}")
+    if len(data) > MAX_BYTES:
+        raise UnreadableMessage(f"{len(data)} bytes; at most {MAX_BYTES}")
+    try:
+        return _decoder(topic.types).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableMessage(f"{topic.name}: {error}") from None

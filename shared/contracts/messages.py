@@ -1,0 +1,235 @@
+"""The messages, one structure each. 64 KiB at most when encoded; anything bigger is a `Ref`.
+
+All are frozen, keyword-only and tagged by their name (`type` in the JSON), so that a topic can carry a union. Readers
+ignore unknown fields of the same major version (see `codec`). Every message names its run.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from shared.contracts.run import Purpose, Ref, Sampling
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    run: str
+
+
+class StopReason(StrEnum):
+    """Why an attempt ended. All but `infrastructure` are the agent's doing and are scored."""
+
+    submitted = "submitted"
+    turn_limit = "turn_limit"  # also: edit limit; the work is submitted as it is
+    context_full = "context_full"
+    format_errors = "format_errors"
+    deadline = "deadline"  # ended by the scheduler's cancel; the work is submitted as it is
+    infrastructure = "infrastructure"
+
+
+class AttemptKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Which attempt, whose, and which life of it. `epoch` fences: older epochs are ignored everywhere."""
+
+    attempt: str
+    epoch: int
+    group: str
+    problem: str
+    index: int = 0  # place in the group
+    purpose: Purpose = Purpose.train
+
+
+class ProblemAdmitted(_Message, kw_only=True):
+    """Batched: the pack is one object; `cells` maps problem id -> (category, relatives' cell)."""
+
+    pack: Ref
+    pack_hidden: Ref
+    problems: dict[str, tuple[str, str]]
+
+
+class RolloutRequested(_Message, kw_only=True):
+    key: AttemptKey
+    policy_floor: int  # lowest serial that may serve it
+    reward_config: str
+    sampling: Sampling
+    pack: Ref  # where the problem's public part lies
+    pack_hidden: Ref
+    pinned: int | None = None  # evaluation: exactly this serial, from a replica of the pool "evaluation"
+    seed: int = 0
+
+
+class AttemptClaimed(_Message, kw_only=True):
+    """A worker holds the attempt; only now it acknowledges the request. From here only the reconciler gives it again."""
+
+    key: AttemptKey
+    worker: str
+
+
+class AttemptHeartbeat(_Message, kw_only=True):
+    """One per worker and interval, for all it holds: attempt -> (epoch, oldest version so far, or -1 before the first token)."""
+
+    worker: str
+    attempts: dict[str, tuple[int, int]]
+
+
+class AttemptCancel(_Message, kw_only=True):
+    attempt: str | None = None  # None: all of the run
+    mode: Literal["submit", "drop"] = "submit"
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt spent, in tokens by role and in calls. The length penalty and the hardness estimate read it."""
+
+    thinking_tokens: int = 0
+    tool_call_tokens: int = 0
+    tool_output_tokens: int = 0
+    final_tokens: int = 0
+    tool_calls: int = 0
+    broken_tool_calls: int = 0
+    turns: int = 0
+    edits: int = 0
+    tests: int = 0
+    summaries: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.thinking_tokens + self.tool_call_tokens + self.final_tokens
+
+
+class RolloutFinished(_Message, kw_only=True):
+    key: AttemptKey
+    stop: StopReason
+    trajectory: Ref
+    reward_config: str
+    pack_hidden: Ref
+    effort: Effort
+    oldest_version: int  # oldest serial among the sampled tokens
+    oldest_kv_version: int
+    newest_version: int
+    worker: str
+    seconds: float
+
+
+class RolloutFailed(_Message, kw_only=True):
+    """Infrastructure failed, in the rollout or in grading. Never a reward: the ledger asks again or marks `failed`."""
+
+    key: AttemptKey
+    reason: str
+    worker: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hidden tests said. `solved` iff every hidden and visible test passes."""
+
+    solved: bool
+    passed: int
+    total: int
+    first_edit_solved: bool | None = None  # evaluation only: the state after the first edit alone
+    error: str = ""  # the agent's doing, e.g. SyntaxError, Timeout
+
+
+class RolloutScored(_Message, kw_only=True):
+    key: AttemptKey
+    verdict: Verdict
+    reward: float
+    terms: dict[str, float]  # every term, signed and weighted; they add up to `reward`
+    reward_config: str
+    trajectory: Ref
+    effort: Effort
+    stop: StopReason
+    oldest_version: int
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
+    attempt: str
+    epoch: int
+    trajectory: Ref
+    reward: float
+    oldest_version: int
+
+
+class GroupReady(_Message, kw_only=True):
+    """A complete group. `sequence` is the ledger's order; an announcement may repeat: the trainer de-duplicates by `group`."""
+
+    group: str
+    problem: str
+    sequence: int
+    members: list[GroupMember]
+
+
+class GroupQuarantined(_Message, kw_only=True):
+    group: str
+    reason: str
+
+
+class IncarnationStarted(_Message, kw_only=True):
+    """A trainer has claimed `incarnation`, which continues from `step`; groups trained after it by older ones are free again."""
+
+    incarnation: int
+    step: int
+    parent: int  # incarnation it forked from; -1 for the first
+
+
+class StepCommitted(_Message, kw_only=True):
+    """The step checkpoint or commit record that names `groups` is durable. A fact (group, incarnation, step)."""
+
+    incarnation: int
+    step: int  # 1 for the first
+    serial: int  # the version this step published
+    groups: dict[str, int]  # group id -> greatest age of a sample in it, in steps
+    metrics: dict[str, float] = {}
+
+
+class PolicyPublished(_Message, kw_only=True):
+    serial: int  # 0 is the base policy
+    incarnation: int
+    step: int
+    parent: int  # serial it is a delta of; -1: a full base
+    manifest: Ref
+
+
+class PolicyApplied(_Message, kw_only=True):
+    """A replica serves `serial` now (or, ok=False, could not load it and left the rotation)."""
+
+    replica: str
+    url: str
+    pool: Literal["rollout", "evaluation"] = "rollout"
+    serial: int
+    pause_s: float = 0.0
+    ok: bool = True
+    reason: str = ""
+
+
+class EvalRequested(_Message, kw_only=True):
+    eval: str
+    serial: int
+    pack: Ref
+    pack_hidden: Ref
+    samples: int = 8
+    greedy: bool = True
+    problems: int = 0  # 0: all
+    sampling: Sampling = Sampling()
+
+
+class EvalFinished(_Message, kw_only=True):
+    eval: str
+    serial: int
+    report: Ref
+    figures: dict[str, float]
+
+
+class RunControl(_Message, kw_only=True):
+    """start carries the configuration; `reconfigure` a new one. Every service reads this topic from its beginning."""
+
+    action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure"]
+    config: Ref | None = None
+    reason: str = ""
+
+
+class Alert(_Message, kw_only=True):
+    name: str
+    severity: Literal["info", "warning", "critical"]
+    what: str
+    examples: list[str] = []

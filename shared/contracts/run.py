@@ -1,0 +1,105 @@
+"""What a run is started with. Stored once as `runs/<run>/config.json`; `runs.control` refers to it.
+
+Defaults learn on a laptop. Formulas and their sources: docs/recipe.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class Purpose(StrEnum):
+    train = "train"
+    evaluate = "evaluate"
+
+
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim check: where bulk lies in the object store, how long it is and what it hashes to."""
+
+    key: str
+    size: int  # bytes
+    checksum: str  # xxh3-128, 32 hex digits
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Plain temperature sampling. top-p, top-k and penalties bias the importance ratios: there is no field for them."""
+
+    temperature: float = 1.0  # 0 is greedy, for evaluation only
+    max_completion_tokens: int = 144  # sampled and observed tokens after the prompt, per attempt
+    max_turns: int = 8  # generations per attempt
+    max_edits: int = 6
+    summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
+
+
+class LengthPenalty(msgspec.Struct, frozen=True, kw_only=True):
+    """Subtracted from the reward: weight * C_{k,q}(x), C = ((1 + k x)^(1-q) - 1) / (k (1-q)), x in units of effort."""
+
+    weight: float = 0.05
+    k: float = 1.0
+    q: float = 1.0  # 0: linear; 1: ln(1 + k x) / k; above 1: saturates at 1 / (k (q - 1))
+    unit_tokens: float = 64.0  # effort x = weighted tokens / unit_tokens + weighted calls and turns
+    token_weights: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"thinking": 1.0, "tool_call": 1.0, "tool_output": 0.5, "final": 1.0}
+    )
+    per_tool_call: float = 0.1
+    per_turn: float = 0.1
+    apply: Literal["solved", "all"] = "solved"
+
+
+class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Terms of the reward. A group is fixed to one `id`; a new configuration in mid-run has a new id."""
+
+    id: str = "default"
+    solved: float = 1.0
+    length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)
+    # Behaviour terms: name -> weight. Known: broken_tool_call, todo_unfinished, no_submit, terminal_only (see services/reward).
+    behaviour: dict[str, float] = msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How problems are drawn and how far rollouts may run ahead."""
+
+    group_size: int = 8  # G
+    group_min: int = 4  # G_min: below it a group is dropped and its problem returns
+    replacements: int = 2  # R: how often an attempt lost to infrastructure is asked for again
+    groups_per_step: int = 16
+    max_staleness: int = 2  # steps, per sample (the gate, design section "Age")
+    hardness_sampling: bool = True  # False: uniform
+    lease_s: float = 20.0  # an attempt without heartbeat for so long is given to another worker
+    max_steps: int = 0  # 0: no limit
+    minutes: float = 0.0  # first request to last publication; 0: no limit
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
+    learning_rate: float = 3e-4
+    warmup_steps: int = 5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    kl: float = 0.0  # k1 coefficient against the reference (the base policy)
+    importance_clip: float = 2.0  # truncated importance weights
+    norm_tokens: float = 40.0  # the constant of Dr. GRPO: loss sum / (norm_tokens * attempts in the batch)
+    router_replay: bool = True
+    replay_tau: float = 0.0  # plausibility filter; 0 keeps every replayed expert
+    mtp: bool = True  # the MTP head follows the policy by distillation; the trunk never sees its gradient
+    mtp_learning_rate: float = 3e-4
+    micro_batch_tokens: int = 16384
+    base_every: int = 25  # a full base every so many versions
+    checkpoint_every: int = 10  # steps
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    run: str
+    seed: int = 1
+    base: Ref  # the starting checkpoint: a zstd tar is never used; `key` is a prefix of a Hugging Face directory's manifest
+    pack: Ref  # public part of the problem pack (JSONL); rollout workers read it
+    pack_hidden: Ref  # hidden tests; only graders read it
+    eval_pack: Ref | None = None
+    eval_pack_hidden: Ref | None = None
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    reward: RewardConfig = msgspec.field(default_factory=RewardConfig)
+    schedule: ScheduleConfig = msgspec.field(default_factory=ScheduleConfig)
+    train: TrainConfig = msgspec.field(default_factory=TrainConfig)

@@ -1,0 +1,165 @@
+"""The trajectory: what one attempt's policy really saw and sampled, token by token, and its codec.
+
+Invariants:
+- Token ids are exactly those the engine saw and produced. No text is ever tokenised again for training.
+- `loss_mask` is 1 exactly on sampled tokens; only those have a log-probability, a version and count in the loss.
+- A self-summary starts a new segment; the summary is trained once, in the segment that sampled it, and stands in the
+  next with mask 0.
+- Routed experts are an object of their own (`routing` in the header): they are large and expendable after training.
+
+Format: zstd(safetensors). One tensor set per segment, `<i>.<name>`; the header (JSON in the safetensors metadata) has
+everything that is not an array. No pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+from safetensors.numpy import load, save
+
+from shared.contracts.messages import AttemptKey, Effort, StopReason
+from shared.contracts.run import Ref
+
+FORMAT = 1
+MAX_UNPACKED = 1 << 30  # a bomb is refused before it is unpacked
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens [start, end) of a segment, what they are and which turn they belong to."""
+
+    start: int
+    end: int
+    role: str  # prompt | thinking | tool_call | tool_output | final | summary
+    turn: int = 0
+    tool: str = ""  # edit, test, submit, …
+    ok: bool = True  # False: the call was broken
+
+
+class Segment(msgspec.Struct, kw_only=True):
+    """One context of the model. Arrays are aligned with `tokens` (shape [T]).
+
+    tokens int32; loss_mask bool; logprobs float32 under the sampling temperature (0 where mask is 0); versions int32,
+    the serial that sampled the token (-1 where mask is 0).
+    """
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    oldest_kv_version: int
+    spans: list[Span] = []
+    advantages: np.ndarray | None = None  # float32 [T], a place for per-span credit
+    teacher_logprobs: np.ndarray | None = None  # float32 [T], a place for distillation
+
+    def check(self) -> None:
+        """Raises ValueError where the arrays contradict the invariants."""
+        T = len(self.tokens)
+        for name in ("loss_mask", "logprobs", "versions"):
+            if getattr(self, name).shape != (T,):
+                raise ValueError(f"segment.{name}: shape {getattr(self, name).shape}, expected ({T},)")
+        if not np.isfinite(self.logprobs).all() or (self.logprobs > 1e-4).any():
+            raise ValueError("segment.logprobs: expected finite values of at most 0")
+        if (self.versions[self.loss_mask] < 0).any():
+            raise ValueError("segment.versions: a sampled token without a policy version")
+
+
+class TrajectoryHeader(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    key: AttemptKey
+    stop: StopReason
+    temperature: float
+    effort: Effort
+    segments: list[dict[str, Any]]  # spans and oldest_kv_version per segment
+    files: dict[str, str] = {}  # submitted state of the problem's files
+    first_edit_files: dict[str, str] | None = None
+    notes: dict[str, str] = {}
+    routing: Ref | None = None
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    key: AttemptKey
+    stop: StopReason
+    temperature: float
+    effort: Effort
+    segments: list[Segment]
+    files: dict[str, str] = {}
+    first_edit_files: dict[str, str] | None = None
+    notes: dict[str, str] = {}
+    routing: Ref | None = None
+
+
+_ARRAYS = ("tokens", "loss_mask", "logprobs", "versions", "advantages", "teacher_logprobs")
+
+
+def pack(trajectory: Trajectory) -> bytes:
+    """zstd-compressed safetensors. Raises ValueError where a segment breaks an invariant."""
+    tensors: dict[str, np.ndarray] = {}
+    for i, segment in enumerate(trajectory.segments):
+        segment.check()
+        for name in _ARRAYS:
+            array = getattr(segment, name)
+            if array is not None:
+                tensors[f"{i}.{name}"] = np.ascontiguousarray(array)
+    header = TrajectoryHeader(
+        format=FORMAT,
+        key=trajectory.key,
+        stop=trajectory.stop,
+        temperature=trajectory.temperature,
+        effort=trajectory.effort,
+        segments=[{"spans": s.spans, "oldest_kv_version": s.oldest_kv_version} for s in trajectory.segments],
+        files=trajectory.files,
+        first_edit_files=trajectory.first_edit_files,
+        notes=trajectory.notes,
+        routing=trajectory.routing,
+    )
+    data = save(tensors, metadata={"trajectory": msgspec.json.encode(header).decode()})
+    return zstandard.ZstdCompressor(level=1).compress(data)
+
+
+def unpack(data: bytes) -> Trajectory:
+    """Inverse of `pack`. Raises ValueError on damage or a foreign format."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED)
+        length = int.from_bytes(raw[:8], "little")
+        meta = msgspec.json.decode(raw[8 : 8 + length])["__metadata__"]["trajectory"]
+        header = msgspec.json.decode(meta, type=TrajectoryHeader)
+        tensors = load(raw)
+    except Exception as error:
+        raise ValueError(f"not a trajectory: {error}") from None
+    if header.format != FORMAT:
+        raise ValueError(f"trajectory format {header.format}: this reader knows {FORMAT}")
+    segments = []
+    for i, extra in enumerate(header.segments):
+        arrays = {name: tensors.get(f"{i}.{name}") for name in _ARRAYS}
+        segment = Segment(
+            **arrays,  # type: ignore[arg-type]
+            oldest_kv_version=extra["oldest_kv_version"],
+            spans=msgspec.convert(extra["spans"], list[Span]),
+        )
+        segment.check()
+        segments.append(segment)
+    return Trajectory(
+        key=header.key,
+        stop=header.stop,
+        temperature=header.temperature,
+        effort=header.effort,
+        segments=segments,
+        files=header.files,
+        first_edit_files=header.first_edit_files,
+        notes=header.notes,
+        routing=header.routing,
+    )
+
+
+def pack_routing(rows: list[np.ndarray]) -> bytes:
+    """Routed experts of every segment: rows[i] uint8|uint16 [tokens - 1, moe_layers, top_k] (the last token has no row)."""
+    return zstandard.ZstdCompressor(level=1).compress(save({str(i): np.ascontiguousarray(r) for i, r in enumerate(rows)}))
+
+
+def unpack_routing(data: bytes) -> list[np.ndarray]:
+    raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED)
+    tensors = load(raw)
+    return [tensors[str(i)] for i in range(len(tensors))]

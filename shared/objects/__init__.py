@@ -1,0 +1,58 @@
+"""The object store: one small Protocol, two adapters (`directory` for one machine, `s3` for MinIO and any S3).
+
+Promises, the same for both and held by tests/contract/test_objects.py: a put is atomic (a reader sees the whole object
+or none) and returns a `Ref`; a get verifies size and checksum (xxh3-128); `put_if_absent` is a conditional put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from shared.contracts.run import Ref
+
+
+class ObjectMissing(KeyError):
+    """No object under this key."""
+
+
+class ObjectDamaged(ValueError):
+    """The bytes do not have the size or checksum that the reference names."""
+
+
+class Objects(Protocol):
+    def put(self, key: str, data: bytes) -> Ref: ...
+
+    def put_file(self, key: str, path: Path) -> Ref:
+        """Streams: a large file never lies in memory as a whole."""
+
+    def put_if_absent(self, key: str, data: bytes) -> Ref | None:
+        """None if the key exists already: somebody else was first."""
+
+    def get(self, ref: Ref) -> bytes:
+        """Raises ObjectMissing, ObjectDamaged."""
+
+    def get_file(self, ref: Ref, path: Path) -> None:
+        """Streams into `path`, atomically."""
+
+    def head(self, key: str) -> Ref:
+        """The reference of what lies under `key`. Raises ObjectMissing."""
+
+    def list(self, prefix: str) -> Iterator[str]: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+def connect(url: str) -> Objects:
+    """`file:PATH` or `s3://BUCKET@HOST:PORT` (credentials by ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY)."""
+    scheme = url.split(":", 1)[0]
+    if scheme == "file":
+        from shared.objects.directory import DirectoryObjects
+
+        return DirectoryObjects(Path(url.removeprefix("file:")))
+    if scheme == "s3":
+        from shared.objects.s3 import S3Objects
+
+        return S3Objects.from_url(url)
+    raise ValueError(f"objects: found {url!r}; allowed: file:PATH, s3://BUCKET@HOST:PORT")

@@ -1,0 +1,94 @@
+"""Settings alike for every service: environment variables (`ETUDE_…`) over a TOML file (`ETUDE_CONFIG`), validated at start.
+
+The URL of an outside system chooses its adapter. Defaults are the embedded ones, below one state directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+S = TypeVar("S", bound="ServiceSettings")
+
+
+class ServiceSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
+
+    state: Path = Field(Path(".etude"), description="Directory for everything local: logs, caches, embedded stores.")
+    bus: str = Field("", description="sqlite:PATH or kafka://HOST:PORT[,…]; empty: sqlite below the state directory.")
+    ledger: str = Field("", description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.")
+    objects: str = Field("", description="file:PATH or s3://BUCKET@HOST:PORT; empty: a directory below the state directory.")
+    jobs: str = Field("", description="Celery broker URL; empty: SQLite below the state directory.")
+    s3_access_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
+    s3_secret_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
+    host: str = Field("127.0.0.1", description="Address that the HTTP endpoints bind to.")
+    port: int = Field(0, ge=0, le=65535, description="Port of this service's HTTP endpoints; 0: a free one.")
+    name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
+    logs: str = Field("auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON.")
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe event that is logged.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = os.environ.get("ETUDE_CONFIG")
+        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
+        return (init_settings, env_settings, *toml)
+
+    @property
+    def bus_url(self) -> str:
+        return self.bus or f"sqlite:{self.state / 'bus.db'}"
+
+    @property
+    def ledger_url(self) -> str:
+        return self.ledger or f"sqlite:///{self.state / 'ledger.db'}"
+
+    @property
+    def objects_url(self) -> str:
+        return self.objects or f"file:{self.state / 'objects'}"
+
+    @property
+    def jobs_url(self) -> str:
+        return self.jobs or f"sqla+sqlite:///{self.state / 'jobs.db'}"
+
+
+def load(cls: type[S], argv: list[str] | None = None) -> S:
+    """Settings of a service. With `--check` in argv prints the resolved whole, secrets masked, and exits 0. A bad value
+    ends the process with code 2 and a text that names the field, the value and what is allowed."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        settings = cls()
+    except ValidationError as error:
+        for problem in error.errors():
+            field = ".".join(str(part) for part in problem["loc"])
+            known = "" if problem["type"] != "extra_forbidden" else f"; known: {', '.join(sorted(cls.model_fields))}"
+            print(
+                f"{cls.__name__}: setting {field!r} (ETUDE_{field.upper()}): found {problem.get('input')!r}: "
+                f"{problem['msg']}{known}",
+                file=sys.stderr,
+            )
+        raise SystemExit(2) from None
+    unknown = [k for k in argv if k not in ("--check",)]
+    if unknown:
+        print(f"unknown argument {unknown[0]!r}; allowed: --check (settings come from ETUDE_… and ETUDE_CONFIG)", file=sys.stderr)
+        raise SystemExit(2)
+    if "--check" in argv:
+        print(dump(settings))
+        raise SystemExit(0)
+    return settings
+
+
+def dump(settings: ServiceSettings) -> str:
+    """The resolved settings, one `name = value` a line, secrets masked."""
+    values: dict[str, Any] = settings.model_dump(mode="json")
+    return "\n".join(f"{name} = {value!r}" for name, value in values.items())

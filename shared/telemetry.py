@@ -1,0 +1,137 @@
+"""Logs, metrics and health, alike for every service.
+
+`configure_logs` once per process; `Health` serves `/healthz` (alive), `/readyz` (ready, or waiting on what since when)
+and `/metrics` (Prometheus; names `etude_<service>_<what>_<unit>`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+from prometheus_client import REGISTRY, generate_latest
+
+from shared.settings import ServiceSettings
+
+
+def configure_logs(service: str, settings: ServiceSettings) -> None:
+    """One event a line; JSON unless on a terminal. Facts as fields: run, group, attempt, version are bound by the caller."""
+    as_text = settings.logs == "text" or (settings.logs == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(settings.log_level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+
+
+def replica_name(service: str, settings: ServiceSettings) -> str:
+    return settings.name or f"{service}-{socket.gethostname()}-{os.getpid()}"
+
+
+class Health:
+    """What the service waits on, and since when. Empty: ready. Wall-clock seconds, for people.
+
+    `async with Health(...)` serves the endpoints on settings.host:settings.port and writes `<state>/run/<name>.json`
+    (pid, port) so that `etude status` finds it.
+    """
+
+    def __init__(self, service: str, settings: ServiceSettings, app: web.Application | None = None) -> None:
+        self.service = service
+        self.settings = settings
+        self.name = replica_name(service, settings)
+        self.url = ""
+        self._waits: dict[str, float] = {}
+        self._app = app or web.Application()
+        self._runner: web.AppRunner | None = None
+        self._file: Path | None = None
+        self._app.add_routes(
+            [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
+        )
+
+    def wait_on(self, what: str) -> None:
+        """The service cannot work before `what` is there. Repeating it keeps the first time."""
+        self._waits.setdefault(what, time.time())
+
+    def clear(self, what: str) -> None:
+        self._waits.pop(what, None)
+
+    @property
+    def ready(self) -> bool:
+        return not self._waits
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.json_response({"service": self.service, "name": self.name, "pid": os.getpid()})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        now = time.time()
+        waits = [{"waits_on": what, "since": since, "seconds": round(now - since, 1)} for what, since in self._waits.items()]
+        return web.json_response({"ready": self.ready, "waits": waits}, status=200 if self.ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(REGISTRY), content_type="text/plain")
+
+    async def __aenter__(self) -> Health:
+        self._runner = web.AppRunner(self._app, access_log=None)
+        await self._runner.setup()
+        try:
+            site = web.TCPSite(self._runner, self.settings.host, self.settings.port)
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise SystemExit(
+                f"{self.service}: cannot listen on {self.settings.host}:{self.settings.port} ({error.strerror}); "
+                "set ETUDE_PORT to a free port or end what uses it"
+            ) from None
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self.url = f"http://{self.settings.host}:{port}"
+        self._file = self.settings.state / "run" / f"{self.name}.json"
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps({"service": self.service, "name": self.name, "pid": os.getpid(), "url": self.url}))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+        if self._file:
+            self._file.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def draining() -> AsyncIterator[asyncio.Event]:
+    """The event is set by the first SIGTERM or SIGINT (stop taking work, finish or checkpoint what is in hand, leave);
+    the second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
