@@ -1,0 +1,50 @@
+# One command each; all of them set the environment up by themselves. `make help` lists them.
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO ?=
+BASE ?=
+PYTEST ?=
+
+.PHONY: help setup demo test lint format types ci nightly base pack bench lock clean
+
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
+
+setup:           ## environment, packages, sandbox tools
+	@$(PYTHON) infra/setup.py
+
+demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --minutes 5"
+	@$(BIN)/etude demo $(DEMO)
+
+test: setup      ## the tests (at most 20 minutes); PYTEST="-k bus"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest tests $(PYTEST)
+
+lint: setup      ## ruff, types, and who may import whom
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup    ## ruff's formatter and its safe fixes
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+
+ci: lint test    ## what every change must pass (at most 60 minutes)
+
+nightly: ci bench  ## long kills, soaks, full benchmarks
+	@OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow" --timeout=3600
+
+pack: setup      ## problems from the Python code on this machine (cached)
+	@$(BIN)/etude tasks mutate --out .cache/pack
+
+base: setup      ## make the base policy anew (up to two hours); BASE="--minutes 60"
+	@$(BIN)/etude base make $(BASE)
+
+bench: setup     ## every benchmark, one table; BENCH=--quick
+	@$(BIN)/python -m benchmarks.all $(BENCH)
+
+lock: setup      ## pin anew from pyproject.toml
+	@uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --all-extras pyproject.toml \
+	  -c constraints/fixed.in -o constraints/linux.txt
+
+clean:           ## everything that can be made again (the state of runs included)
+	rm -rf .venv .cache .etude .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache *.egg-info

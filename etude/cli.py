@@ -1,0 +1,80 @@
+"""The `etude` command line.
+
+Commands of the front door live here; those of a service are registered under the entry-point group `etude.commands`
+(`name = "services.<room>.cli:app"`) and are imported only when they are called, so that `etude --help` is quick and the
+front door imports no inside of a service.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+# What a service's commands are for, so that `--help` need not import them.
+SERVICE_HELP = {
+    "tasks": "Make, import and look at problems (curator).",
+    "ledger": "Audit and show what became of every attempt (scheduler).",
+    "inference": "Checksums and state of the engines (inference).",
+    "weights": "Verify that engines, manifests and trainer agree bit for bit (trainer).",
+    "base": "Make the base policy: pretraining, SFT, MTP (trainer).",
+}
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="etude.commands")}
+
+
+class _Lazy(TyperGroup):
+    """A group whose service commands are imported on use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_registered()})
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        known = super().get_command(ctx, name)
+        if known is not None:
+            return known
+        point = _registered().get(name)
+        if point is None:
+            return None
+        if ctx.resilient_parsing or ctx.params.get("_listing"):
+            return None
+        return _command(point)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+
+
+def _command(point: EntryPoint) -> Any:
+    command = get_command(point.load())
+    command.name = point.name
+    command.help = command.help or SERVICE_HELP.get(point.name, "")
+    command.short_help = SERVICE_HELP.get(point.name)
+    return command
+
+
+app = typer.Typer(
+    cls=_Lazy,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Étude trains coding agents by asynchronous reinforcement learning.\n\nStart here: `etude demo`.",
+)
+
+
+def _front_door() -> None:
+    from etude import commands
+
+    commands.register(app)
+
+
+def main() -> None:
+    _front_door()
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The front door's own commands. Heavy imports stay inside the functions: `etude --help` must be quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, status, logs, doctor, demo, evaluate):
+        app.command(name="eval" if command is evaluate else command.__name__)(command)
+
+
+def up(
+    state: State = Path(".etude"),
+    base_port: Annotated[int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)] = 8700,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the services running and return.")] = False,
+) -> None:
+    """Start every service as its own process on this machine, with the embedded adapters, and keep them alive."""
+    from etude.supervisor import run_foreground, spawn_detached
+
+    (spawn_detached if detach else run_foreground)(state, base_port)
+
+
+def down(state: State = Path(".etude")) -> None:
+    """Stop what `etude up` or `etude demo` started: services drain, then leave."""
+    from etude.supervisor import stop
+
+    stop(state)
+
+
+def status(state: State = Path(".etude"), json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Every service: process, port, ready or waiting on what since when."""
+    from etude.status import show
+
+    show(state, as_json=json)
+
+
+def logs(
+    service: Annotated[str | None, typer.Argument(help="One service; all when left out.")] = None,
+    state: State = Path(".etude"),
+    follow: Annotated[bool, typer.Option("--follow", "-f")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0)] = 40,
+) -> None:
+    """Print the services' logs."""
+    from etude.status import show_logs
+
+    show_logs(state, service, follow, lines)
+
+
+def doctor(state: State = Path(".etude")) -> None:
+    """Check this machine: system, sandboxes, memory, disk, ports. Exit code 1 if the demo cannot run."""
+    from etude.doctor import report
+
+    raise typer.Exit(report(state))
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    minutes: Annotated[float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)] = 10.0,
+    problems: Annotated[Path | None, typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).")] = None,
+    report: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path("report.json"),
+    state: State = Path(".etude"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,
+    eval_problems: Annotated[int, typer.Option(help="Held-out problems in the report; 0: all.", min=0)] = 0,
+    eval_samples: Annotated[int, typer.Option(help="Attempts per held-out problem.", min=1)] = 8,
+    control: Annotated[
+        Literal["none", "sft"], typer.Option(help="sft: spend the same minutes on more supervised fine-tuning instead.")
+    ] = "none",
+    staleness: Annotated[int, typer.Option(help="Steps that a sample may be old.", min=0)] = 2,
+    router_replay: Annotated[bool, typer.Option(help="Train with the experts that the sampler used.")] = True,
+    length_penalty: Annotated[bool, typer.Option(help="Subtract the nonlinear length penalty.")] = True,
+    uniform_sampling: Annotated[bool, typer.Option("--uniform-sampling", help="No hardness upsampling.")] = False,
+    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
+    group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
+) -> None:
+    """Watch a small model learn to repair real Python functions: every service, one command, no GPU."""
+    from etude.demo import DemoOptions, run
+
+    raise typer.Exit(
+        run(
+            DemoOptions(
+                seed=seed,
+                minutes=minutes,
+                problems=problems,
+                report=report,
+                state=state,
+                resume=resume,
+                eval_problems=eval_problems,
+                eval_samples=eval_samples,
+                control=control,
+                staleness=staleness,
+                router_replay=router_replay,
+                length_penalty=length_penalty,
+                uniform_sampling=uniform_sampling,
+                steps=steps,
+                groups_per_step=groups_per_step,
+                group_size=group_size,
+            )
+        )
+    )
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory (Hugging Face layout + etude.json).")],
+    problems: Annotated[Path, typer.Option(help="Problems, JSONL (docs/problems.md).")],
+    samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
+    json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
+) -> None:
+    """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
+    from etude.evaluate import run
+
+    raise typer.Exit(run(checkpoint, problems, samples, json, limit))

@@ -1,0 +1,118 @@
+"""`etude doctor`: can this machine run the demo, and if not, what is the way out.
+
+Each check is a function that returns a `Finding`; the demo runs the same checks before it writes anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
+DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    ok: bool
+    found: str
+    way_out: str = ""
+
+
+def system() -> Finding:
+    ok = sys.platform == "linux"
+    return Finding(
+        "Linux", ok, platform.platform(), "" if ok else "run Étude in Docker, in a Linux virtual machine, or on Windows in WSL2"
+    )
+
+
+def python() -> Finding:
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding("Python 3.11 or 3.12", ok, platform.python_version(), "" if ok else "make the environment with python3.11 or python3.12")
+
+
+def packages() -> Finding:
+    needed = ("torch", "deepspeed", "celery", "sqlalchemy", "tokenizers", "aiohttp")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    return Finding("packages", not missing, "all there" if not missing else f"missing: {', '.join(missing)}", "make setup")
+
+
+def compiler() -> Finding:
+    found = shutil.which("g++") or shutil.which("c++")
+    return Finding(
+        "C++ compiler (DeepSpeed builds a helper once)", bool(found), found or "none", "" if found else "apt-get install g++, or your system's equal"
+    )
+
+
+def sandbox() -> Finding:
+    if os.environ.get("ETUDE_SANDBOX") == "process":
+        return Finding("sandbox", True, "bare processes, by your explicit ETUDE_SANDBOX=process: candidate code is NOT isolated")
+    bwrap = shutil.which("bwrap")
+    if not bwrap:
+        return Finding("sandbox", False, "bubblewrap (bwrap) is not installed", "apt-get install bubblewrap, or your system's equal")
+    probe = subprocess.run(
+        [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, timeout=20
+    )
+    if probe.returncode:
+        reason = probe.stderr.strip().splitlines()[-1:] or [f"exit code {probe.returncode}"]
+        return Finding(
+            "sandbox",
+            False,
+            f"bwrap cannot make namespaces: {reason[0]}",
+            "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0), or run in a container that allows them (docs/sandboxes.md)",
+        )
+    return Finding("sandbox", True, bwrap)
+
+
+def memory() -> Finding:
+    try:
+        available = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return Finding("memory", True, "unknown")
+    gib = available / 2**20
+    return Finding("memory", gib >= MEMORY_GIB, f"{gib:.1f} GiB free", "" if gib >= MEMORY_GIB else f"free at least {MEMORY_GIB:g} GiB")
+
+
+def disk(state: Path) -> Finding:
+    folder = state.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    gib = shutil.disk_usage(folder).free / 2**30
+    return Finding(
+        f"disk below {folder}", gib >= DISK_GIB, f"{gib:.1f} GiB free", "" if gib >= DISK_GIB else f"free {DISK_GIB:g} GiB or use --state"
+    )
+
+
+def cores() -> Finding:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return Finding("cores", True, f"{count}" + ("" if count >= 2 else "; the demo wants two: it will be slow"))
+
+
+def findings(state: Path) -> list[Finding]:
+    checks: list[Callable[[], Finding]] = [system, python, packages, compiler, sandbox, memory, lambda: disk(state), cores]
+    return [check() for check in checks]
+
+
+def report(state: Path) -> int:
+    """Prints a line per check; 1 if one failed."""
+    console = Console()
+    bad = 0
+    for finding in findings(state):
+        mark = "[green]ok [/]" if finding.ok else "[red]no [/]"
+        console.print(f"{mark} {finding.what}: {finding.found}", highlight=False)
+        if not finding.ok:
+            bad += 1
+            console.print(f"    way out: {finding.way_out}", highlight=False)
+    console.print("This machine can run the demo." if not bad else f"{bad} things stand in the way.")
+    return 1 if bad else 0

@@ -1,0 +1,294 @@
+"""The supervisor: starts services as processes of their own, restarts what dies, stops them together.
+
+Invariants:
+- One supervisor per state directory (an advisory lock on `<state>/supervisor.lock` that the kernel drops with the process).
+- A child never outlives the supervisor (PR_SET_PDEATHSIG), so that a killed supervisor leaves no orphans behind.
+- A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
+  of health; it is never given up, and the log says each time what happened.
+- Stop means SIGTERM (services drain), SIGKILL only after a grace period.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
+GRACE_S = 15.0
+LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
+
+
+class AlreadyRunning(RuntimeError):
+    """Another supervisor holds this state directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """`name` is unique within the supervisor; `module` is started as `python -m module`."""
+
+    name: str
+    module: str
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+
+
+# Start order follows who waits on whom; nothing depends on it, every service waits by itself.
+SERVICES: tuple[tuple[str, str], ...] = (
+    ("scheduler", "services.scheduler"),
+    ("curator", "services.curator"),
+    ("trainer", "services.trainer"),
+    ("inference", "services.inference"),
+    ("reward", "services.reward"),
+    ("grader", "services.reward.grader"),
+    ("rollout", "services.rollout"),
+    ("evaluator", "services.evaluator"),
+    ("console", "services.console"),
+)
+
+
+def default_specs(base_port: int = 0) -> list[ServiceSpec]:
+    """Every service once. Ports count from `base_port`; 0 lets each take a free one."""
+    return [
+        ServiceSpec(name, module, port=base_port + i if base_port else 0) for i, (name, module) in enumerate(SERVICES)
+    ]
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+class _Child:
+    def __init__(self, spec: ServiceSpec, state: Path) -> None:
+        self.spec = spec
+        self.state = state
+        self.process: subprocess.Popen[bytes] | None = None
+        self.wanted = True
+        self.restarts = 0
+        self.delay = FIRST_DELAY_S
+        self.started = 0.0
+        self.next_start = 0.0
+        self.last_exit: int | None = None
+
+    def start(self) -> None:
+        log = self.state / "logs" / f"{self.spec.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        environment = {
+            **os.environ,
+            # One thread per process: on few cores more threads only spin, and starve whoever else is on the machine.
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+            "ETUDE_STATE": str(self.state),
+            "ETUDE_NAME": self.spec.name,
+            "ETUDE_PORT": str(self.spec.port),
+            **self.spec.environment,
+        }
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.spec.module],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                preexec_fn=_die_with_parent,
+            )
+        self.started = time.monotonic()
+
+    def tick(self, now: float, say: Callable[[str], None]) -> None:
+        """Reaps and restarts. Called a few times a second."""
+        if not self.wanted:
+            return
+        if self.process is None:
+            if now >= self.next_start:
+                self.start()
+            return
+        code = self.process.poll()
+        if code is None:
+            if now - self.started > HEALTHY_AFTER_S:
+                self.delay = FIRST_DELAY_S
+            return
+        self.last_exit = code
+        self.process = None
+        self.restarts += 1
+        self.next_start = now + self.delay
+        say(f"{self.spec.name} ended with {_words(code)}; starting it again in {self.delay:g} s (log: {self.spec.name}.log)")
+        self.delay = min(LAST_DELAY_S, self.delay * 2)
+
+
+def _words(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Supervisor:
+    """Use as a context manager; `start` and `stop_service` may be called at any time from one thread."""
+
+    def __init__(self, state: Path, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> None:
+        self.state = state.resolve()
+        self.say = say
+        self._children: dict[str, _Child] = {}
+        self._guard = threading.RLock()
+        self._leave = threading.Event()
+        self._lock_file: IO[str] | None = None
+        # The death signal follows the thread that forked: children must be started by a thread that lives on.
+        self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Supervisor:
+        self.state.mkdir(parents=True, exist_ok=True)
+        lock = (self.state / "supervisor.lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise AlreadyRunning(
+                f"{self.state}: already in use by the supervisor with process id {holder}; "
+                "end it with `etude down`, or give another folder with --state"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock_file = lock
+        self._thread.start()
+        return self
+
+    def start(self, specs: Iterable[ServiceSpec]) -> None:
+        with self._guard:
+            for spec in specs:
+                self._children[spec.name] = _Child(spec, self.state)
+
+    def stop_service(self, name: str, grace_s: float = GRACE_S) -> None:
+        """SIGTERM, then SIGKILL after the grace period. The service is not started again."""
+        with self._guard:
+            child = self._children.get(name)
+            if child is None:
+                return
+            child.wanted = False
+            process = child.process
+        if process:
+            _end([process], grace_s)
+
+    def processes(self) -> dict[str, int]:
+        """Service name -> process id, of those that run now."""
+        with self._guard:
+            return {n: c.process.pid for n, c in self._children.items() if c.process and c.process.poll() is None}
+
+    def restarts(self) -> dict[str, int]:
+        with self._guard:
+            return {n: c.restarts for n, c in self._children.items()}
+
+    def _watch(self) -> None:
+        while not self._leave.wait(0.1):
+            now = time.monotonic()
+            with self._guard:
+                for child in self._children.values():
+                    child.tick(now, self.say)
+                self._write_state()
+
+    def _write_state(self) -> None:
+        rows = {
+            name: {
+                "pid": child.process.pid if child.process else None,
+                "restarts": child.restarts,
+                "last_exit": child.last_exit,
+            }
+            for name, child in self._children.items()
+            if child.wanted
+        }
+        text = json.dumps({"pid": os.getpid(), "services": rows}, sort_keys=True)
+        path = self.state / "supervisor.json"
+        if getattr(self, "_written", None) != text:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(text)
+            temporary.replace(path)
+            self._written = text
+
+    def __exit__(self, *exc: object) -> None:
+        with self._guard:
+            for child in self._children.values():
+                child.wanted = False
+            processes = [child.process for child in self._children.values() if child.process]
+        _end(processes, GRACE_S)
+        self._leave.set()
+        self._thread.join(timeout=2)
+        (self.state / "supervisor.json").unlink(missing_ok=True)
+        if self._lock_file:
+            self._lock_file.close()
+
+
+def _end(processes: list[subprocess.Popen[bytes]], grace_s: float) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + grace_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def run_foreground(state: Path, base_port: int) -> None:
+    """`etude up`: until SIGINT or SIGTERM."""
+    leave = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: leave.set())
+    try:
+        with Supervisor(state) as supervisor:
+            supervisor.start(default_specs(base_port))
+            print(f"Services are starting; state in {supervisor.state}. `etude status` shows them, Ctrl-C ends them.")
+            leave.wait()
+            print("Stopping: services drain …")
+    except AlreadyRunning as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def spawn_detached(state: Path, base_port: int) -> None:
+    """`etude up --detach`: the same in a session of its own."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "etude.cli", "up", "--state", str(state), "--base-port", str(base_port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and process.poll() is None:
+        if (state / "supervisor.json").exists():
+            print(f"Running in the background (process {process.pid}). `etude status`, `etude logs -f`, `etude down`.")
+            return
+        time.sleep(0.1)
+    print((state / "supervisor.log").read_text()[-600:], file=sys.stderr)
+    raise SystemExit(1)
+
+
+def stop(state: Path) -> None:
+    """`etude down`."""
+    path = state / "supervisor.json"
+    try:
+        pid = int(json.loads(path.read_text())["pid"])
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError):
+        print(f"{state}: nothing is running here")
+        return
+    deadline = time.monotonic() + GRACE_S + 10
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print("Stopped." if not path.exists() else f"Process {pid} has not ended yet; `etude status` shows what is left.")
