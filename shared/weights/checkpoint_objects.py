@@ -1,0 +1,74 @@
+"""A Hugging Face checkpoint directory in the object store: every file an object, and a manifest that names them all.
+
+The manifest is JSON, `{"format": "etude-checkpoint-1", "files": {name: {key, size, checksum}}}`, written last: a reader
+sees a whole checkpoint or none. `RunConfig.base` refers to it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from shared.contracts.run import Ref
+from shared.objects import Objects
+
+FORMAT = "etude-checkpoint-1"
+MANIFEST = "checkpoint.json"
+
+
+class NotACheckpoint(ValueError):
+    """The directory or the object is no checkpoint; the text says what is missing."""
+
+
+class CheckpointObjects(msgspec.Struct, frozen=True, kw_only=True):
+    format: str = FORMAT
+    files: dict[str, Ref]
+
+
+def upload_directory(objects: Objects, prefix: str, directory: Path) -> Ref:
+    """Uploads every file below `directory`; returns the manifest's reference. Hidden files are left out."""
+    paths = sorted(p for p in directory.rglob("*") if p.is_file() and not p.name.startswith("."))
+    names = {p.relative_to(directory).as_posix(): p for p in paths}
+    if "config.json" not in names:
+        raise NotACheckpoint(f"{directory}: no config.json; expected a Hugging Face checkpoint directory")
+    files = {name: objects.put_file(f"{prefix}/{name}", path) for name, path in names.items()}
+    return objects.put(f"{prefix}/{MANIFEST}", msgspec.json.encode(CheckpointObjects(files=files)))
+
+
+def read_checkpoint(objects: Objects, ref: Ref) -> CheckpointObjects:
+    try:
+        checkpoint = msgspec.json.decode(objects.get(ref), type=CheckpointObjects)
+    except msgspec.DecodeError as error:
+        raise NotACheckpoint(f"{ref.key}: {error}") from None
+    if checkpoint.format != FORMAT:
+        raise NotACheckpoint(f"{ref.key}: format {checkpoint.format!r}; this reader knows {FORMAT!r}")
+    for name in checkpoint.files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not name:
+            raise NotACheckpoint(f"{ref.key}: file name {name!r} leaves the directory")
+    return checkpoint
+
+
+def download_directory(objects: Objects, ref: Ref, directory: Path) -> Path:
+    """Rebuilds the directory; returns it. Whole or not at all: the files appear together. A complete one is kept."""
+    if directory.exists():
+        return directory
+    checkpoint = read_checkpoint(objects, ref)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        for name, file in checkpoint.files.items():
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            objects.get_file(file, scratch / name)
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(directory)
+        except OSError:
+            if not directory.exists():  # else: another process was first
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return directory
