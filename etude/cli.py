@@ -28,6 +28,19 @@ def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="etude.commands")}
 
 
+class _Deferred(TyperGroup):
+    """Stands for a service's commands in the list; the service is imported when one of them is called."""
+
+    def __init__(self, point: EntryPoint) -> None:
+        super().__init__(name=point.name, help=SERVICE_HELP.get(point.name, ""))
+        self._point = point
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        command = get_command(self._point.load())
+        command.name = self._point.name
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
 class _Lazy(TyperGroup):
     """A group whose service commands are imported on use."""
 
@@ -39,22 +52,7 @@ class _Lazy(TyperGroup):
         if known is not None:
             return known
         point = _registered().get(name)
-        if point is None:
-            return None
-        if ctx.resilient_parsing or ctx.params.get("_listing"):
-            return None
-        return _command(point)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)
-
-
-def _command(point: EntryPoint) -> Any:
-    command = get_command(point.load())
-    command.name = point.name
-    command.help = command.help or SERVICE_HELP.get(point.name, "")
-    command.short_help = SERVICE_HELP.get(point.name)
-    return command
+        return None if point is None else _Deferred(point)
 
 
 app = typer.Typer(
