@@ -53,7 +53,9 @@ def read_checkpoint(objects: Objects, ref: Ref) -> CheckpointObjects:
 
 
 def download_directory(objects: Objects, ref: Ref, directory: Path) -> Path:
-    """Rebuilds the directory; returns it. Whole or not at all: the files appear together. A complete one is kept."""
+    """Rebuilds the directory; returns it. Whole or not at all: the files appear together.
+
+    A directory that exists is kept as it is: name it after the reference, e.g. by `ref.checksum`."""
     if directory.exists():
         return directory
     checkpoint = read_checkpoint(objects, ref)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,8 +14,8 @@ from shared.weights.codec import Encoding, bits
 
 FORMAT = "etude-weights-1"
 Tensors = Mapping[str, np.ndarray]
-DTYPES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32"}  # numpy -> safetensors
-NUMPY = {name: dtype for dtype, name in DTYPES.items()}
+DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32"}  # numpy -> safetensors
+NUMPY: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class WeightsError(ValueError):
@@ -84,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tensor_checksum(array: np.ndarray) -> str:
-    return xxhash.xxh3_128_hexdigest(bits(array))
+    return xxhash.xxh3_128_hexdigest(bits(array).data)
 
 
 def dtype_name(name: str, array: np.ndarray) -> str:
@@ -97,7 +98,7 @@ def dtype_name(name: str, array: np.ndarray) -> str:
 def combine(parts: Mapping[str, tuple[str, list[int], str]]) -> str:
     """The whole's checksum from every tensor's (dtype, shape, checksum): xxh3-128 of one line each, sorted by name."""
     lines = (f"{name} {dtype} {shape} {digest}\n" for name, (dtype, shape, digest) in sorted(parts.items()))
-    return xxhash.xxh3_128_hexdigest("".join(lines))
+    return xxhash.xxh3_128_hexdigest("".join(lines).encode())
 
 
 def checksum(tensors: Tensors) -> str:

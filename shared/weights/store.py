@@ -226,9 +226,9 @@ def apply(previous: Tensors | None, manifest: Manifest, payload: Sequence[bytes]
         raise WeightsDamaged(f"{where}: {error}") from None
     result: dict[str, np.ndarray] = {}
     for name, entry in manifest.tensors.items():
+        data = memoryview(sources[entry.part])[entry.start : entry.end]
         try:
             if manifest.is_base:
-                data = sources[entry.part][entry.start : entry.end]
                 array = np.frombuffer(data, NUMPY[entry.dtype]).reshape(entry.shape)
             else:
                 assert previous is not None
@@ -237,7 +237,6 @@ def apply(previous: Tensors | None, manifest: Manifest, payload: Sequence[bytes]
                     raise ChainBroken(
                         f"{where}: tensor {name!r} is {before.dtype}{before.shape}, expected {entry.shape}"
                     )
-                data = memoryview(sources[entry.part])[entry.start : entry.end]
                 array = decode(before, entry.encoding, data, entry.changed)
         except ChainBroken:
             raise
@@ -281,6 +280,6 @@ def _check_same(manifest: Manifest, tensors: Tensors) -> None:
 
 
 def highest_serial(objects: Objects, run: str) -> int:
-    """Highest serial under which anything of the run was ever written; -1: none. The next publication takes one more."""
+    """Highest serial under which anything of the run was ever written; -1: none. The next one takes one more."""
     root = f"runs/{run}/policies/"
     return max((int(key.removeprefix(root).split("/", 1)[0]) for key in objects.list(root)), default=-1)

@@ -1,4 +1,4 @@
-"""The one place where weights meet torch: bf16 torch tensors to their bits and back, without a copy where torch allows."""
+"""The one place where weights meet torch: bf16 torch tensors to their bits and back."""
 
 from __future__ import annotations
 
