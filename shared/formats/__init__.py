@@ -1,7 +1,7 @@
 """Chat formats: how a problem, an action and an observation are written in tokens, and read back.
 
-A format is pure. The agent loop (services/rollout) knows only this Protocol; so does the data pipeline of SFT. `compact`
-is the format of the small base policy; real models use theirs.
+A format is pure. The agent loop (services/rollout) knows only this Protocol; so does the data pipeline of SFT.
+`compact` is the format of the small base policy; real models use theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tool(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One tool call, read from sampled tokens [start, end) of a completion. `error`: why the call is broken, else ''."""
+    """One tool call, read from sampled tokens [start, end) of a completion. `error`: why it is broken, else empty."""
 
     tool: Tool
     start: int
@@ -52,7 +52,7 @@ class Format(Protocol):
     stop_tokens: tuple[int, ...]  # a generation ends after any of these
 
     def prompt(self, problem: Problem, files: dict[str, str], summary: tuple[int, ...] = ()) -> list[int]:
-        """The task as tokens, with the present state of the files. `summary`: ids of a self-summary, re-inserted as they are."""
+        """The task as tokens, with the present state of the files. `summary`: ids of a self-summary, as they were."""
 
     def actions(self, completion: list[int]) -> list[Action]:
         """The calls in one generation, in order; a broken one is the last. Never raises."""
