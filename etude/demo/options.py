@@ -1,0 +1,26 @@
+"""What the demo may be asked for. One field per option of `etude demo`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    seed: int = 1
+    minutes: float = 10.0  # first request to last publication
+    problems: Path | None = None
+    report: Path = Path("report.json")
+    state: Path = Path(".etude")
+    resume: bool = False
+    eval_problems: int = 0  # 0: all held-out problems
+    eval_samples: int = 8
+    control: str = "none"
+    staleness: int = 2
+    router_replay: bool = True
+    length_penalty: bool = True
+    uniform_sampling: bool = False
+    steps: int = 0
+    groups_per_step: int = 16
+    group_size: int = 8

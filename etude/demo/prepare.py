@@ -1,0 +1,101 @@
+"""What a demo run starts with: a checked machine, a problem pack, the base policy, one configuration, all in the object store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from etude.demo.options import DemoOptions
+from shared.contracts.run import Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
+from shared.objects import Objects
+
+BASE = Path(__file__).resolve().parent.parent / "data" / "base"
+PACK = Path(".cache/pack")
+# Own problems: this share is held out for the report, chosen by a hash of the problem's relatives (pack.split_own).
+OWN_HELD_OUT = 0.2
+
+
+class DemoError(RuntimeError):
+    """Something stands in the way; the text says what and how to go on."""
+
+
+def make_pack(directory: Path = PACK) -> Path:
+    """Problems from the Python code on this machine. Cached: the second call returns at once."""
+    done = subprocess.run([sys.executable, "-m", "services.curator.cli", "mutate", "--out", str(directory)])
+    if done.returncode:
+        raise DemoError(f"the problem pack could not be made (exit code {done.returncode}); the lines above say why")
+    return directory
+
+
+def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
+    """Public and hidden part of one split. Keys are by content: the same pack is stored once."""
+    refs = []
+    for part in ("public", "hidden"):
+        path = directory / f"{split}.{part}.jsonl.zst"
+        if not path.exists():
+            raise DemoError(f"{path}: missing; make the pack anew (etude tasks mutate --out {directory})")
+        refs.append(objects.put_file(f"packs/{directory.name}/{split}.{part}.jsonl.zst", path))
+    return refs[0], refs[1]
+
+
+def configure(
+    run: str, options: DemoOptions, base: Ref, practice: tuple[Ref, Ref], held_out: tuple[Ref, Ref]
+) -> RunConfig:
+    """All of the recipe on by default; each ablation is one flag."""
+    reward = RewardConfig() if options.length_penalty else msgspec.structs.replace(RewardConfig(), id="no-length", length=None)
+    schedule = msgspec.structs.replace(
+        ScheduleConfig(),
+        minutes=options.minutes,
+        max_steps=options.steps,
+        max_staleness=options.staleness,
+        hardness_sampling=not options.uniform_sampling,
+        groups_per_step=options.groups_per_step,
+        group_size=options.group_size,
+        group_min=max(2, options.group_size // 2),
+    )
+    train = msgspec.structs.replace(TrainConfig(), router_replay=options.router_replay)
+    return RunConfig(
+        run=run,
+        seed=options.seed,
+        base=base,
+        pack=practice[0],
+        pack_hidden=practice[1],
+        eval_pack=held_out[0],
+        eval_pack_hidden=held_out[1],
+        reward=reward,
+        schedule=schedule,
+        train=train,
+    )
+
+
+def store_config(objects: Objects, config: RunConfig) -> Ref:
+    return objects.put(f"runs/{config.run}/config.json", msgspec.json.encode(config))
+
+
+def own_pack(path: Path, directory: Path) -> Path:
+    """A pack of two splits (rl, held_out) from a user's JSONL file. Raises DemoError naming line and field."""
+    from shared.problems import ProblemError
+    from shared.problems.pack import import_jsonl, write_split
+
+    try:
+        pairs = import_jsonl(path)
+    except (ProblemError, OSError) as error:
+        raise DemoError(f"{path}: {error}") from None
+    import xxhash
+
+    def held(relatives: str) -> bool:
+        return xxhash.xxh3_64_intdigest(relatives) % 1000 < OWN_HELD_OUT * 1000
+
+    splits = {
+        "held_out": [pair for pair in pairs if held(pair[0].cell or pair[0].id)],
+        "rl": [pair for pair in pairs if not held(pair[0].cell or pair[0].id)],
+    }
+    for name, members in splits.items():
+        if not members:
+            raise DemoError(f"{path}: {len(pairs)} problems are too few: none is left for the split {name!r}; give at least 20")
+        write_split(directory, name, members)
+    return directory
+
