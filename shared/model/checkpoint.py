@@ -1,0 +1,150 @@
+"""Hugging Face checkpoints in and out, under their published names.
+
+`published_tensors(model)` maps every published name to a contiguous view of the model's memory: reading a checkpoint is
+copying into these views, publishing is reading them. Fused parameters (qkv, gate_up, stacked experts) are laid out so
+that each published tensor is a run of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.model.attention import GroupedQueryAttention
+from shared.model.config import ModelConfig, UnknownModel
+from shared.model.moe import MixtureOfExperts, Mlp
+from shared.model.network import DecoderLayer, Transformer
+
+KEPT_IN_FLOAT32 = (
+    "e_score_correction_bias"  # as DeepSeek publishes it: a bias that bf16 would round to steps too coarse
+)
+
+
+def published_tensors(model: Transformer) -> dict[str, Tensor]:
+    """Published name -> view (no graph). In a fixed order. A tied head is not listed: it is the embedding."""
+    return {name: tensor.detach() for name, tensor in _tensors(model)}
+
+
+def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    yield "model.embed_tokens.weight", model.embed_tokens.weight
+    for i, layer in enumerate(model.layers):
+        yield from _layer(f"model.layers.{i}", layer)
+    yield "model.norm.weight", model.norm.weight
+    if model.lm_head is not None:
+        yield "lm_head.weight", model.lm_head.weight
+    for i, mtp in enumerate(model.mtp_layers, start=len(model.layers)):
+        name = f"model.layers.{i}"
+        yield f"{name}.enorm.weight", mtp.enorm.weight
+        yield f"{name}.hnorm.weight", mtp.hnorm.weight
+        yield f"{name}.eh_proj.weight", mtp.eh_proj.weight
+        yield from _layer(name, mtp.layer)
+        yield f"{name}.shared_head.norm.weight", mtp.norm.weight
+
+
+def _layer(name: str, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.input_layernorm.weight", layer.input_layernorm.weight
+    attention = layer.self_attn
+    if isinstance(attention, GroupedQueryAttention):
+        q, k = attention.heads * attention.size, attention.groups * attention.size
+        rows = attention.qkv_proj.weight.split((q, k, k))
+        for part, weight in zip(("q_proj", "k_proj", "v_proj"), rows, strict=True):
+            yield f"{name}.self_attn.{part}.weight", weight
+    for part, weight in attention.named_parameters():
+        if part != "qkv_proj.weight":
+            yield f"{name}.self_attn.{part}", weight
+    yield f"{name}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight
+    if isinstance(layer.mlp, MixtureOfExperts):
+        yield from _moe(f"{name}.mlp", layer.mlp)
+    else:
+        yield from _mlp(f"{name}.mlp", layer.mlp)
+
+
+def _mlp(name: str, mlp: Mlp) -> Iterator[tuple[str, Tensor]]:
+    gate, up = mlp.gate_up_proj.weight.chunk(2)
+    yield f"{name}.gate_proj.weight", gate
+    yield f"{name}.up_proj.weight", up
+    yield f"{name}.down_proj.weight", mlp.down_proj.weight
+
+
+def _moe(name: str, moe: MixtureOfExperts) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.gate.weight", moe.gate.weight
+    if moe.gate.moe.scoring == "sigmoid":
+        yield f"{name}.gate.{KEPT_IN_FLOAT32}", moe.gate.e_score_correction_bias
+    for e in range(moe.experts):
+        gate, up = moe.gate_up[e].chunk(2)
+        yield f"{name}.experts.{e}.gate_proj.weight", gate
+        yield f"{name}.experts.{e}.up_proj.weight", up
+        yield f"{name}.experts.{e}.down_proj.weight", moe.down[e]
+    if moe.shared_experts is not None:
+        yield from _mlp(f"{name}.shared_experts", moe.shared_experts)
+
+
+def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Raises UnknownModel where a tensor is missing or of another shape, naming it. MTP layers that the files lack stay
+    random, with all their tensors missing: such a checkpoint has none yet."""
+    directory = Path(directory)
+    config = ModelConfig.load(directory)
+    model = Transformer(config).to(dtype)
+    for moe in (m for m in model.modules() if isinstance(m, MixtureOfExperts)):
+        if moe.gate.moe.scoring == "sigmoid":
+            moe.gate.e_score_correction_bias = moe.gate.e_score_correction_bias.float()
+    views = published_tensors(model)
+    seen: set[str] = set()
+    for path in _files(directory):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                    if name in views:
+                        _copy(path, name, file.get_tensor(name), views[name])
+                        seen.add(name)
+        except SafetensorError as error:
+            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+    missing = [name for name in views if name not in seen]
+    mtp = re.compile(
+        rf"model\.layers\.({'|'.join(str(len(model.layers) + i) for i in range(len(model.mtp_layers)))})\."
+    )
+    if missing and not (all(mtp.match(name) for name in missing) and not any(mtp.match(name) for name in seen)):
+        raise UnknownModel(f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    return model
+
+
+def _files(directory: Path) -> list[Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if index.exists():
+        return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if single.exists():
+        return [single]
+    raise UnknownModel(f"{directory}: found neither {single.name} nor {index.name}")
+
+
+def _copy(path: Path, name: str, source: Tensor, target: Tensor) -> None:
+    if source.shape != target.shape:
+        raise UnknownModel(
+            f"{path}: {name} has shape {tuple(source.shape)}; config.json asks for {tuple(target.shape)}"
+        )
+    target.copy_(source)
+
+
+def save_checkpoint(model: Transformer, directory: Path | str, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes config.json and model.safetensors, each atomically; other files in the directory stay."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: tensor.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else dtype).clone().contiguous()
+        for name, tensor in published_tensors(model).items()
+    }
+    temporary = directory / f".model.safetensors.{os.getpid()}"
+    save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.replace(directory / "model.safetensors")
+    config = {**model.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")}
+    temporary = directory / f".config.json.{os.getpid()}"
+    temporary.write_text(json.dumps(config, indent=2) + "\n")
+    temporary.replace(directory / "config.json")

@@ -1,0 +1,159 @@
+"""Feed-forward layers: dense, and a mixture of experts whose routing can be recorded and replayed.
+
+Router scores are computed in float32. Expert weights are stacked: `gate_up` [E, 2I, D] (gate rows first) and
+`down` [E, D, I]. Tokens are sorted by expert and multiplied group by group (`F.grouped_mm`, differentiable, the fastest
+of the forms measured on a CPU from 16 to 8,192 tokens).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.model.config import ModelConfig, Moe
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Routing that the engine recorded, to be used instead of the model's own selection.
+
+    experts_NLK: int64, L MoE layers of the trunk. valid_N: rows without a record (the last token of a segment) route
+    themselves. tau in 0..1: a replayed expert stays if its raw score is at least tau times the smallest raw score in the
+    router's own selection; else the router's best candidate not already present takes its place. 0 keeps all.
+    """
+
+    experts_NLK: Tensor
+    valid_N: Tensor
+    tau: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReplay:
+    experts_NK: Tensor
+    valid_N: Tensor
+    tau: float
+
+
+@dataclass(slots=True)
+class Routing:
+    """What one MoE layer used. `logits_NE` keeps its graph (for a balancing loss); `replaced` counts filtered experts."""
+
+    experts_NK: Tensor
+    logits_NE: Tensor
+    replaced: Tensor | int
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)  # gate rows, then up rows
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x_ND).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Router(nn.Module):
+    """Scores, selection and gate weights. Softmax over all experts, or sigmoid with a correction bias that acts on the
+    selection alone and a limit to the best `topk_group` of `n_group` groups (a group counts its two best)."""
+
+    e_score_correction_bias: Tensor
+
+    def __init__(self, hidden: int, moe: Moe) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = nn.Parameter(torch.empty(moe.num_experts, hidden))
+        if moe.scoring == "sigmoid":
+            self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
+
+    def forward(self, x_ND: Tensor, replay: LayerReplay | None) -> tuple[Tensor, Routing]:
+        """Returns gate weights [N, K] in x's type, and the routing."""
+        logits = F.linear(x_ND.float(), self.weight.float())
+        scores = logits.softmax(-1) if self.moe.scoring == "softmax" else logits.sigmoid()
+        with torch.no_grad():
+            experts, replaced = self._select(scores.detach(), replay)
+        weights = scores.gather(1, experts)
+        if self.moe.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        if self.moe.routed_scaling_factor != 1.0:
+            weights = weights * self.moe.routed_scaling_factor
+        return weights.to(x_ND.dtype), Routing(experts, logits, replaced)
+
+    def _select(self, scores: Tensor, replay: LayerReplay | None) -> tuple[Tensor, Tensor | int]:
+        K = self.moe.num_experts_per_tok
+        candidates = self._candidates(scores)
+        own = candidates.topk(K, -1).indices
+        if replay is None:
+            return own, 0
+        valid = replay.valid_N[:, None]
+        if replay.tau == 0:
+            return torch.where(valid, replay.experts_NK, own), 0
+        chosen = torch.where(valid, replay.experts_NK, own)
+        floor = replay.tau * scores.gather(1, own).amin(-1, keepdim=True)
+        keep = scores.gather(1, chosen) >= floor
+        keep |= ~valid
+        replaced = (~keep).sum()
+        # Fill the i-th gap with the i-th best candidate that is not kept.
+        taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, keep)
+        fill = candidates.masked_fill(taken, -torch.inf).topk(K, -1).indices
+        rank = ((~keep).cumsum(-1) - 1).clamp(min=0)
+        return torch.where(keep, chosen, fill.gather(1, rank)), replaced
+
+    def _candidates(self, scores: Tensor) -> Tensor:
+        """What the selection ranks: the scores with correction bias and group mask."""
+        moe = self.moe
+        if moe.scoring == "softmax":
+            return scores
+        biased = scores + self.e_score_correction_bias
+        if moe.n_group == 1:
+            return biased
+        grouped = biased.view(len(scores), moe.n_group, -1)
+        best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(moe.topk_group, -1).indices
+        allowed = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, True)
+        return grouped.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.moe is not None
+        moe, D = config.moe, config.hidden_size
+        self.experts = moe.num_experts
+        self.gate = Router(D, moe)
+        self.gate_up = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, D))
+        self.down = nn.Parameter(torch.empty(moe.num_experts, D, moe.intermediate_size))
+        self.shared_experts = Mlp(D, moe.intermediate_size * moe.n_shared_experts) if moe.n_shared_experts else None
+
+    def forward(self, x_ND: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Routing]:
+        weights_NK, routing = self.gate(x_ND, replay)
+        K = weights_NK.shape[1]
+        order = routing.experts_NK.flatten().argsort(stable=True)  # stable: equal input, equal order of summation
+        ends = torch.bincount(routing.experts_NK.flatten(), minlength=self.experts).cumsum(0).int()
+        token = order // K
+        gate, up = F.grouped_mm(x_ND.index_select(0, token), self.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+        out = F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        out = out * weights_NK.flatten().index_select(0, order)[:, None]
+        out = torch.zeros_like(x_ND).index_add(0, token, out)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x_ND)
+        return out, routing
+
+
+def load_balancing_loss(router_logits: list[Tensor], experts_NLK: Tensor, valid_N: Tensor | None = None) -> Tensor:
+    """Switch-Transformer balancing, mean over layers: E * sum_e (share of assignments to e) * (mean probability of e).
+
+    1 when balanced, E when all go to one expert. `router_logits`: [N, E] per MoE layer, with their graph.
+    """
+    losses = []
+    for layer, logits in enumerate(router_logits):
+        experts, probabilities = experts_NLK[:, layer], logits.softmax(-1)
+        if valid_N is not None:
+            experts, probabilities = experts[valid_N], probabilities[valid_N]
+        E = logits.shape[1]
+        share = torch.bincount(experts.flatten(), minlength=E).float() / experts.numel()
+        losses.append(E * (share * probabilities.mean(0)).sum())
+    return torch.stack(losses).mean()
