@@ -1,6 +1,6 @@
 """The compact format of the small base policy: own special tokens over a byte-level BPE (`compact-1`).
 
-    prompt       <task> <L1>def f(a): <L2><i1>return a … <tests> <T1>args<t>expected<got>actual|<pass> … [<sum>summary] <end>
+    prompt       <task> <L1>def f(a): <L2><i1>return a…<tests><T1>args<t>expected<got>actual|<pass>…[<sum>summary]<end>
     edit         <edit> <L2> OLD <got> NEW <end>     first occurrence of OLD in the text of line 2
     undo         <undo>                              takes the last edit back
     test         <test>                              ends the generation; answered by an observation
