@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.model.attention import GroupedQueryAttention
 from shared.model.config import ModelConfig, UnknownModel
 from shared.model.moe import MixtureOfExperts, Mlp
+from shared.model.mtp import MtpLayer
 from shared.model.network import DecoderLayer, Transformer
 
 KEPT_IN_FLOAT32 = (
@@ -41,6 +41,7 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     if model.lm_head is not None:
         yield "lm_head.weight", model.lm_head.weight
     for i, mtp in enumerate(model.mtp_layers, start=len(model.layers)):
+        assert isinstance(mtp, MtpLayer)
         name = f"model.layers.{i}"
         yield f"{name}.enorm.weight", mtp.enorm.weight
         yield f"{name}.hnorm.weight", mtp.hnorm.weight
@@ -49,7 +50,8 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.shared_head.norm.weight", mtp.norm.weight
 
 
-def _layer(name: str, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+def _layer(name: str, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    assert isinstance(layer, DecoderLayer)
     yield f"{name}.input_layernorm.weight", layer.input_layernorm.weight
     attention = layer.self_attn
     if isinstance(attention, GroupedQueryAttention):
@@ -108,10 +110,8 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
         except SafetensorError as error:
             raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
     missing = [name for name in views if name not in seen]
-    mtp = re.compile(
-        rf"model\.layers\.({'|'.join(str(len(model.layers) + i) for i in range(len(model.mtp_layers)))})\."
-    )
-    if missing and not (all(mtp.match(name) for name in missing) and not any(mtp.match(name) for name in seen)):
+    mtp = tuple(f"model.layers.{len(model.layers) + i}." for i in range(len(model.mtp_layers)))
+    if missing and (any(name.startswith(mtp) for name in seen) or not all(name.startswith(mtp) for name in missing)):
         raise UnknownModel(f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     return model
 
@@ -127,9 +127,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _copy(path: Path, name: str, source: Tensor, target: Tensor) -> None:
     if source.shape != target.shape:
-        raise UnknownModel(
-            f"{path}: {name} has shape {tuple(source.shape)}; config.json asks for {tuple(target.shape)}"
-        )
+        raise UnknownModel(f"{path}: {name} is {tuple(source.shape)}; config.json asks for {tuple(target.shape)}")
     target.copy_(source)
 
 

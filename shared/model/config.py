@@ -7,6 +7,7 @@ wrong (biases, sliding windows, other activations) is refused when the file is r
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,6 @@ class ModelConfig:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    import math
-
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -21,8 +21,8 @@ class Replay:
     """Routing that the engine recorded, to be used instead of the model's own selection.
 
     experts_NLK: int64, L MoE layers of the trunk. valid_N: rows without a record (the last token of a segment) route
-    themselves. tau in 0..1: a replayed expert stays if its raw score is at least tau times the smallest raw score in the
-    router's own selection; else the router's best candidate not already present takes its place. 0 keeps all.
+    themselves. tau in 0..1: a replayed expert stays if its raw score is at least tau times the smallest raw score in
+    the router's own selection; else the router's best candidate not already present takes its place. 0 keeps all.
     """
 
     experts_NLK: Tensor
@@ -39,7 +39,7 @@ class LayerReplay:
 
 @dataclass(slots=True)
 class Routing:
-    """What one MoE layer used. `logits_NE` keeps its graph (for a balancing loss); `replaced` counts filtered experts."""
+    """What one MoE layer used. `logits_NE` has its graph (for a balancing loss); `replaced` counts filtered experts."""
 
     experts_NK: Tensor
     logits_NE: Tensor

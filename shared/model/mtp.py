@@ -1,4 +1,4 @@
-"""A multi-token prediction layer as DeepSeek-V3 describes it: joined embedding and hidden state, one decoder layer, a norm."""
+"""A multi-token prediction layer as DeepSeek-V3 describes it."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LatentAttention(config) if config.mla else GroupedQueryAttention(config)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.is_moe = moe
         self.mlp = MixtureOfExperts(config) if moe else Mlp(config.hidden_size, config.intermediate_size)
 
     def forward(
@@ -52,7 +53,7 @@ class DecoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """`model(tokens_N, positions_N, attend, replay)`: see the package docstring. Weights start random (`initialise`)."""
+    """`model(tokens_N, positions_N, attend, replay)`: see the package docstring. Starts with random weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -86,10 +87,10 @@ class Transformer(nn.Module):
         logits: list[Tensor] = []
         replaced: Tensor | int = 0
         for index, layer in enumerate(self.layers):
-            mine = replay and LayerReplay(replay.experts_NLK[:, len(experts)], replay.valid_N, replay.tau)
-            x_ND, routing = layer(
-                index, x_ND, rotation, attend, mine if isinstance(layer.mlp, MixtureOfExperts) else None
-            )
+            recorded = None
+            if replay is not None and layer.is_moe:
+                recorded = LayerReplay(replay.experts_NLK[:, len(experts)], replay.valid_N, replay.tau)
+            x_ND, routing = layer(index, x_ND, rotation, attend, recorded)
             if routing is not None:
                 experts.append(routing.experts_NK)
                 logits.append(routing.logits_NE)
@@ -116,8 +117,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states whose `mtp_logits` predict x_{t+2}, from h_t and the embedding of x_{t+1}.
 
-        `residual_ND` is `Output.residual_ND` for depth 0, the result of depth d - 1 after it. Trunk, embedding and final
-        norm are detached: MTP follows the policy and never moves it (recipe, "Continued pretraining, SFT, MTP").
+        `residual_ND` is `Output.residual_ND` for depth 0, the result of depth d - 1 after it. Trunk, embedding and
+        final norm are detached: MTP follows the policy and never moves it (recipe, "Continued pretraining, SFT, MTP").
         The serving engines feed an MTP layer with the hidden state after the final norm; so does this.
         """
         hidden = residual_ND.detach() if depth == 0 else residual_ND
