@@ -14,7 +14,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from shared.contracts.codec import Raw
 from shared.contracts.topics import Topic
+
+
+class BusUnavailable(RuntimeError):
+    """The log cannot be reached or written, or this process has closed its bus. Trying again later may help."""
 
 
 class Delivery(Protocol):
@@ -25,10 +30,11 @@ class Delivery(Protocol):
     offset: int
 
     def done(self) -> None:
-        """Acknowledge. May come in any order, once."""
+        """Acknowledge. May come in any order; only the first answer to a delivery counts."""
 
     def retry(self, after_s: float) -> None:
-        """Deliver again, not before `after_s` seconds."""
+        """Deliver again, not before `after_s` seconds; until then it takes no place of `max_in_flight`. If this
+        consumer dies or hands the partition back meanwhile, the next one gets it at once."""
 
     def bury(self, reason: str) -> None:
         """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged."""
@@ -46,11 +52,19 @@ class Bus(Protocol):
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
         """Messages not yet acknowledged by the group, per topic name."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Writes what was published and settled, leaves every group; iterators end."""
+
+
+def dead_letters(topic: Topic) -> Topic:
+    """The dead-letter topic of `topic`, as a topic to read: it carries `codec.Raw`, the original bytes and headers and
+    two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group)."""
+    return Topic(topic.dead_letter, (Raw,), partitions=1)
 
 
 def connect(url: str, *, client: str) -> Bus:
-    """`sqlite:PATH` or `kafka://host:port[,host:port]`. `client` names this process in logs and group membership."""
+    """`sqlite:PATH` (`sqlite:PATH?synchronous=full` survives a power loss too) or `kafka://host:port[,host:port]`.
+    `client` names this process in logs and group membership."""
     scheme = url.split(":", 1)[0]
     if scheme == "sqlite":
         from shared.bus.sqlite import SqliteBus

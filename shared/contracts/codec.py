@@ -20,6 +20,14 @@ MAX_BYTES = 64 * 1024
 SCHEMA_HEADER = "schema"
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """Bytes and headers as they are: what a dead-letter topic carries, and how a message is forwarded untouched.
+    A topic that carries `Raw` alone is neither decoded nor checked."""
+
+    data: bytes
+    headers: dict[str, str]
+
+
 class UnreadableMessage(ValueError):
     """The bytes are no message of this topic; the text says why. Retrying cannot help: dead-letter it."""
 
@@ -41,16 +49,21 @@ def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]
     if not isinstance(message, topic.types):
         allowed = ", ".join(t.__name__ for t in topic.types)
         raise TypeError(f"topic {topic.name} carries {allowed}, not {type(message).__name__}")
-    data = msgspec.json.encode(message)
+    if isinstance(message, Raw):
+        data, headers = message.data, message.headers
+    else:
+        data, headers = msgspec.json.encode(message), {SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}"}
     if len(data) > MAX_BYTES:
         raise MessageTooLarge(
             f"{type(message).__name__} for {topic.name} is {len(data)} bytes; at most {MAX_BYTES}: send a Ref instead"
         )
-    return data, {SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}"}
+    return data, headers
 
 
 def decode(topic: Topic, data: bytes, headers: dict[str, str]) -> Any:
     """Returns the message. Raises UnreadableMessage with the reason."""
+    if topic.types == (Raw,):
+        return Raw(data, headers)
     schema = headers.get(SCHEMA_HEADER, "")
     try:
         major = int(schema.rsplit("/", 1)[1].split(".")[0])

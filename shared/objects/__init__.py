@@ -45,12 +45,16 @@ class Objects(Protocol):
 
 
 def connect(url: str) -> Objects:
-    """`file:PATH` or `s3://BUCKET@HOST:PORT` (credentials by ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY)."""
+    """`file:PATH` (`file:PATH?fsync=1`: an object survives a power loss) or `s3://BUCKET@HOST:PORT` (credentials by
+    ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY; `?secure=1`: TLS)."""
     scheme = url.split(":", 1)[0]
     if scheme == "file":
         from shared.objects.directory import DirectoryObjects
 
-        return DirectoryObjects(Path(url.removeprefix("file:")))
+        path, _, option = url.removeprefix("file:").partition("?")
+        if not path or option not in ("", "fsync=0", "fsync=1"):
+            raise ValueError(f"objects: found {url!r}; allowed: file:PATH, file:PATH?fsync=1")
+        return DirectoryObjects(Path(path), fsync=option == "fsync=1")
     if scheme == "s3":
         from shared.objects.s3 import S3Objects
 

@@ -1,0 +1,249 @@
+"""Between an adapter's I/O thread and the consumer's event loop: read ahead, limit what is in flight, collect answers.
+
+One `Inbox` per `deliveries()` call. The I/O thread offers what it has read and drains what was settled; the event loop
+takes. `max_in_flight` bounds what was taken and not settled. A delivery that waits for its retry gives its place free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from shared.bus.tracking import OffsetTracker
+from shared.contracts.topics import Topic
+
+READ_AHEAD = 256  # messages read before they are asked for, at most; each has up to 64 KiB
+PARKED_MAX = (
+    1024  # deliveries waiting for their retry; above it nothing new is read, or a poison flood would fill memory
+)
+
+
+class Lease:
+    """One partition (or, for a broadcast reader, one topic: `partition` -1) held by one inbox, from assignment to loss.
+
+    `live` ends once: what is settled afterwards concerns a lease that somebody else holds now, and is ignored.
+    """
+
+    __slots__ = ("committed", "in_flight", "live", "partition", "read", "revoke_by", "topic", "tracker")
+
+    def __init__(self, topic: Topic, partition: int, position: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.tracker = OffsetTracker(position)
+        self.read = position  # the next offset to read
+        self.committed = position  # what the log knows
+        self.in_flight = 0  # taken and not settled; changed under the inbox's lock only
+        self.revoke_by: float | None = None  # being handed back: nothing new is read; monotonic time of the end
+        self.live = True
+
+
+class Received:
+    """A delivery (shared.bus.Delivery). Its methods may be called from any thread; only the first call counts."""
+
+    __slots__ = ("_inbox", "data", "headers", "key", "lease", "message", "offset", "taken", "topic")
+
+    def __init__(
+        self, inbox: Inbox, lease: Lease, key: str, message: Any, headers: dict[str, str], offset: int, data: bytes
+    ) -> None:
+        self.topic = lease.topic
+        self.key = key
+        self.message = message
+        self.headers = headers
+        self.offset = offset
+        self.data = data
+        self.lease = lease
+        self.taken = False  # with the consumer now; under the inbox's lock
+        self._inbox = inbox
+
+    def done(self) -> None:
+        self._inbox.settle(self, None)
+
+    def retry(self, after_s: float) -> None:
+        self._inbox.park(self, after_s)
+
+    def bury(self, reason: str) -> None:
+        self._inbox.settle(self, reason)
+
+    def __repr__(self) -> str:
+        return f"<{self.topic.name}/{self.lease.partition}@{self.offset} {self.key!r} {type(self.message).__name__}>"
+
+
+class Inbox:
+    def __init__(self, max_in_flight: int, wake: Callable[[], None]) -> None:
+        """`wake` asks the I/O thread for a look: there is room, or somebody closed."""
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight: found {max_in_flight}, allowed: at least 1")
+        self.max_in_flight = max_in_flight
+        self.capacity = min(max(max_in_flight, 16), READ_AHEAD)
+        self.failure: BaseException | None = None
+        self.closed = False
+        self.abandoned = False  # the iterator is gone; the I/O thread closes the inbox
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._ready: deque[Received] = deque()
+        self._parked: list[tuple[float, int, Received]] = []  # heap by due time (monotonic)
+        self._settled: list[tuple[Received, str | None]] = []
+        self._in_flight = 0
+        self._order = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+        self._waiting = 0
+
+    # The I/O thread's side.
+
+    def room(self) -> int:
+        """How many more may be offered now."""
+        with self._lock:
+            if self.closed or len(self._parked) >= PARKED_MAX:
+                return 0
+            return self.capacity - len(self._ready)
+
+    def offer(self, items: list[Received]) -> None:
+        with self._lock:
+            self._ready.extend(items)
+            self._notify()
+
+    def drain(self) -> list[tuple[Received, str | None]]:
+        """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried."""
+        with self._lock:
+            settled, self._settled = self._settled, []
+        return settled
+
+    def withdraw(self, lease: Lease) -> int:
+        """Forgets what was read of `lease` and nobody has taken. Returns how many of it are in flight."""
+        with self._lock:
+            if any(item.lease is lease for item in self._ready):
+                self._ready = deque(item for item in self._ready if item.lease is not lease)
+            if any(item.lease is lease for _, _, item in self._parked):
+                self._parked = [entry for entry in self._parked if entry[2].lease is not lease]
+                heapq.heapify(self._parked)
+            return lease.in_flight
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """No more deliveries: takers get None, or `failure` is raised to them. What is in flight can be settled."""
+        with self._lock:
+            self.closed = True
+            self.failure = self.failure or failure
+            self._ready.clear()
+            self._parked.clear()
+            self._notify()
+        self._wake()
+
+    def abandon(self) -> None:
+        """Nobody iterates any more. Takes no lock: the garbage collector may call it anywhere."""
+        if not self.closed:
+            self.abandoned = True
+            self._wake()
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    # The consumer's side.
+
+    async def take(self) -> Received | None:
+        """The next delivery; None after `close`. A cancelled call loses nothing."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                if self.failure:
+                    raise self.failure
+                if self.closed:
+                    return None
+                item, due_in = self._next()
+                if item is None:
+                    self._event.clear()
+                    self._waiting += 1
+                low = len(self._ready) * 2 <= self.capacity
+            if item is not None:
+                if low:
+                    self._wake()
+                return item
+            try:
+                if due_in is None:
+                    await self._event.wait()
+                else:
+                    async with asyncio.timeout(due_in):
+                        await self._event.wait()
+            except TimeoutError:
+                pass
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+
+    def settle(self, item: Received, reason: str | None) -> None:
+        with self._lock:
+            if self._give_back(item):
+                self._settled.append((item, reason))
+
+    def park(self, item: Received, after_s: float) -> None:
+        with self._lock:
+            if self._give_back(item) and item.lease.live and item.lease.revoke_by is None and not self.closed:
+                heapq.heappush(self._parked, (time.monotonic() + max(0.0, after_s), next(self._order), item))
+                self._notify()
+
+    # Under the lock.
+
+    def _next(self) -> tuple[Received | None, float | None]:
+        """(a delivery to hand out, None) or (None, seconds until a parked one is due)."""
+        if self._in_flight >= self.max_in_flight:
+            return None, None
+        item: Received | None = None
+        due_in: float | None = None
+        if self._parked:
+            due_in = self._parked[0][0] - time.monotonic()
+            if due_in <= 0:
+                item = heapq.heappop(self._parked)[2]
+        if item is None and self._ready:
+            item = self._ready.popleft()
+        if item is None:
+            return None, due_in
+        item.taken = True
+        self._in_flight += 1
+        item.lease.in_flight += 1
+        return item, None
+
+    def _give_back(self, item: Received) -> bool:
+        """False: it was answered before."""
+        if not item.taken:
+            return False
+        item.taken = False
+        self._in_flight -= 1
+        item.lease.in_flight -= 1
+        self._notify()
+        return True
+
+    def _notify(self) -> None:
+        if self._waiting and self._loop:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._event.set)
+
+
+class Deliveries(AsyncIterator[Received]):
+    """What `deliveries()` returns. `aclose()`, or dropping the last reference, leaves the group: nothing new is read, and
+    for a short while the adapter waits until what is in flight is settled."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def __aiter__(self) -> Deliveries:
+        return self
+
+    async def __anext__(self) -> Received:
+        item = await self._inbox.take()
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        self._inbox.close()
+
+    def __del__(self) -> None:
+        self._inbox.abandon()

@@ -1,0 +1,330 @@
+"""The log in one SQLite file (WAL): all SQL of the embedded bus. Synchronous; one `Store` belongs to one thread.
+
+Tables
+- `messages`: the log. `offset` rises over all topics in commit order, so the offsets of a partition rise with gaps.
+- `positions`: (group, topic, partition) -> the next offset to read; everything below it is acknowledged.
+- `members`, `owners`: who reads, until when it counts as alive, and which partitions it holds.
+- `state`: counters; `membership` rises whenever `members` or `owners` change in a way that others must look at.
+- `topics`: what the purge has to know about a topic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.contracts.topics import Topic
+
+SCHEMA_VERSION = 1
+BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
+PURGE_CHUNK = 500  # rows deleted in one transaction, so that publishers never wait long
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS messages (
+    offset INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, part INTEGER NOT NULL, key TEXT NOT NULL,
+    value BLOB NOT NULL, headers TEXT NOT NULL, at REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS messages_of_topic ON messages (topic);
+CREATE TABLE IF NOT EXISTS positions (
+    grp TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, position INTEGER NOT NULL,
+    PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (
+    member TEXT PRIMARY KEY, process TEXT NOT NULL, grp TEXT NOT NULL, topics TEXT NOT NULL,
+    host TEXT NOT NULL, pid INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owners (
+    grp TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, member TEXT NOT NULL,
+    PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (grp TEXT NOT NULL, topic TEXT NOT NULL, PRIMARY KEY (grp, topic)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS topics (
+    topic TEXT PRIMARY KEY, partitions INTEGER NOT NULL, compacted INTEGER NOT NULL, broadcast INTEGER NOT NULL,
+    retention_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
+INSERT OR IGNORE INTO state VALUES ('membership', 0), ('purged_at', 0);
+"""
+
+
+class Row(NamedTuple):
+    """What is appended: one message of one topic."""
+
+    topic: str
+    part: int
+    key: str
+    value: bytes
+    headers: str  # JSON
+
+
+class Stored(NamedTuple):
+    offset: int
+    part: int
+    key: str
+    value: bytes
+    headers: str
+
+
+def place() -> str:
+    """Where a process id means something: host and PID namespace."""
+    try:
+        return f"{socket.gethostname()}:{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+class Store:
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        """`fsync`: what is written survives a power loss too (synchronous=FULL), not only any death of a process."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        deadline = time.monotonic() + BUSY_S
+        while True:  # the switch to WAL and the first schema do not wait for the busy timeout
+            try:
+                self._prepare(fsync)
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    self._db.close()
+                    raise
+                time.sleep(0.02)
+        self._place = place()
+
+    def _prepare(self, fsync: bool) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
+        with self.write():
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, SCHEMA_VERSION):
+                raise ValueError(f"{self.path}: bus file of schema {version}; this version reads {SCHEMA_VERSION}")
+            if version == 0:
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[None]:
+        """One short transaction."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
+
+    # The log.
+
+    def append(self, rows: Sequence[Row]) -> None:
+        now = time.time()
+        self._db.executemany(
+            "INSERT INTO messages (topic, part, key, value, headers, at) VALUES (?, ?, ?, ?, ?, ?)",
+            [(*row, now) for row in rows],
+        )
+
+    def has_dead_letter(self, topic: str, source: str) -> bool:
+        """True if `source` (header dead-letter-source) was buried before."""
+        return bool(
+            self._db.execute(
+                "SELECT 1 FROM messages WHERE topic = ? AND json_extract(headers, '$.dead-letter-source') = ? LIMIT 1",
+                (topic, source),
+            ).fetchone()
+        )
+
+    def changed_by_others(self) -> int:
+        """A number that differs from the last call's if another process has committed since. Cheap."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def tails(self, after: int) -> dict[str, int]:
+        """Topic -> its last offset, for topics with messages beyond `after`."""
+        return dict(
+            self._db.execute(
+                "SELECT topic, max(offset) FROM messages NOT INDEXED WHERE offset > ? GROUP BY topic", (after,)
+            )
+        )
+
+    def tail(self, topic: str | None = None) -> int:
+        """Last offset of a topic or of the log; 0 if empty."""
+        if topic is None:
+            sql, args = "SELECT max(offset) FROM messages", ()
+        else:
+            sql, args = "SELECT max(offset) FROM messages WHERE topic = ?", (topic,)  # type: ignore[assignment]
+        return int(self._db.execute(sql, args).fetchone()[0] or 0)
+
+    def fetch(self, topic: str, parts: Collection[int] | None, first: int, last: int, limit: int) -> list[Stored]:
+        """Messages of `topic` at offsets first..last in `parts` (None: all), in order, `limit` at most."""
+        only = "" if parts is None else f"AND part IN ({','.join(str(int(p)) for p in sorted(parts))})"
+        rows = self._db.execute(
+            f"SELECT offset, part, key, value, headers FROM messages WHERE topic = ? AND offset BETWEEN ? AND ? {only} "
+            "ORDER BY offset LIMIT ?",
+            (topic, first, last, limit),
+        ).fetchall()
+        return [Stored(*row) for row in rows]
+
+    # Groups.
+
+    def know(self, topic: Topic, *, broadcast: bool) -> None:
+        """Remembers what the purge needs; a topic that was ever read as broadcast stays one."""
+        self._db.execute(
+            "INSERT INTO topics VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "partitions = excluded.partitions, compacted = excluded.compacted, "
+            "broadcast = max(broadcast, excluded.broadcast), retention_s = excluded.retention_s",
+            (topic.name, topic.partitions, topic.compacted, broadcast, topic.retention_h * 3600.0),
+        )
+
+    def join(self, member: str, process: str, group: str, topics: Sequence[str], expires: float) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (member, process, group, json.dumps(list(topics)), self._place, os.getpid(), expires),
+        )
+        self._db.executemany("INSERT OR IGNORE INTO groups VALUES (?, ?)", [(group, topic) for topic in topics])
+        self.announce()
+
+    def leave(self, member: str) -> None:
+        self._db.execute("DELETE FROM owners WHERE member = ?", (member,))
+        self._db.execute("DELETE FROM members WHERE member = ?", (member,))
+        self.announce()
+
+    def announce(self) -> None:
+        """Every member of every process looks at the assignment again."""
+        self._db.execute("UPDATE state SET value = value + 1 WHERE name = 'membership'")
+
+    def membership(self) -> int:
+        return int(self._db.execute("SELECT value FROM state WHERE name = 'membership'").fetchone()[0])
+
+    def heartbeat(self, process: str, expires: float) -> set[str]:
+        """The members of `process` that are still in; those that are not have lost their partitions."""
+        self._db.execute("UPDATE members SET expires = ? WHERE process = ?", (expires, process))
+        return {member for (member,) in self._db.execute("SELECT member FROM members WHERE process = ?", (process,))}
+
+    def dead(self, now: float) -> list[str]:
+        """Members whose lease ran out or whose process on this host has gone."""
+        found = []
+        for member, host, pid, expires in self._db.execute("SELECT member, host, pid, expires FROM members"):
+            if expires < now or (host == self._place and not _alive(pid)):
+                found.append(member)
+        return found
+
+    def members(self, group: str, topic: str) -> set[str]:
+        rows = self._db.execute("SELECT member, topics FROM members WHERE grp = ?", (group,))
+        return {member for member, topics in rows if topic in json.loads(topics)}
+
+    def owners(self, group: str, topic: str) -> dict[int, str]:
+        return dict(self._db.execute("SELECT part, member FROM owners WHERE grp = ? AND topic = ?", (group, topic)))
+
+    def take(self, group: str, topic: str, parts: Collection[int], member: str) -> dict[int, int]:
+        """Owns `parts` and returns their positions."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)", [(group, topic, p, member) for p in parts]
+        )
+        known = self.positions(group, topic)
+        return {part: known.get(part, 0) for part in parts}
+
+    def release(self, group: str, topic: str, parts: Collection[int], member: str) -> None:
+        self._db.executemany(
+            "DELETE FROM owners WHERE grp = ? AND topic = ? AND part = ? AND member = ?",
+            [(group, topic, part, member) for part in parts],
+        )
+
+    def positions(self, group: str, topic: str) -> dict[int, int]:
+        return dict(
+            self._db.execute("SELECT part, position FROM positions WHERE grp = ? AND topic = ?", (group, topic))
+        )
+
+    def commit(self, group: str, positions: Sequence[tuple[str, int, int]], member: str) -> None:
+        """(topic, partition, position) triples. Fenced: a partition that `member` no longer owns stays as it is."""
+        self._db.executemany(
+            "INSERT INTO positions SELECT :g, :t, :p, :n WHERE EXISTS "
+            "(SELECT 1 FROM owners WHERE grp = :g AND topic = :t AND part = :p AND member = :m) "
+            "ON CONFLICT DO UPDATE SET position = max(position, excluded.position)",
+            [{"g": group, "t": topic, "p": part, "n": position, "m": member} for topic, part, position in positions],
+        )
+
+    def lag(self, group: str, topic: str) -> int:
+        """Messages at or beyond the committed position, over all partitions."""
+        return int(
+            self._db.execute(
+                "SELECT count(*) FROM messages m "
+                "LEFT JOIN positions p ON p.grp = ? AND p.topic = m.topic AND p.part = m.part "
+                "WHERE m.topic = ? AND m.offset >= coalesce(p.position, 0)",
+                (group, topic),
+            ).fetchone()[0]
+        )
+
+    # Retention.
+
+    def purge_due(self, every_s: float) -> bool:
+        """True for one process per period."""
+        now = time.time()
+        (at,) = self._db.execute("SELECT value FROM state WHERE name = 'purged_at'").fetchone()
+        if 0 <= now - at < every_s:
+            return False
+        with self.write():
+            taken = self._db.execute(
+                "UPDATE state SET value = ? WHERE name = 'purged_at' AND value = ?", (now, at)
+            ).rowcount
+        return taken == 1
+
+    def purge(self, keep_acknowledged_s: float) -> int:
+        """Deletes what nobody needs; returns how many messages.
+
+        Compacted topics keep the last message of each key for good. A topic that somebody reads as broadcast keeps
+        everything for its retention, as does one that no group has read. Else a message goes when every group that
+        ever joined has acknowledged it and it is older than `keep_acknowledged_s`, or when its retention is over.
+        """
+        now = time.time()
+        known = {
+            topic: (bool(compacted), bool(broadcast), retention_s)
+            for topic, compacted, broadcast, retention_s in self._db.execute(
+                "SELECT topic, compacted, broadcast, retention_s FROM topics"
+            )
+        }
+        deleted = 0
+        for topic, (compacted, broadcast, retention_s) in known.items():
+            if compacted:
+                deleted += self._delete(
+                    "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM messages n WHERE n.topic = messages.topic "
+                    "AND n.key = messages.key AND n.offset > messages.offset)",
+                    {"t": topic, "b": now - keep_acknowledged_s},
+                )
+                continue
+            deleted += self._delete("topic = :t AND at < :b", {"t": topic, "b": now - retention_s})
+            if broadcast:
+                continue
+            deleted += self._delete(
+                "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM groups g WHERE g.topic = :t) "
+                "AND NOT EXISTS (SELECT 1 FROM groups g LEFT JOIN positions p "
+                "ON p.grp = g.grp AND p.topic = g.topic AND p.part = messages.part "
+                "WHERE g.topic = :t AND coalesce(p.position, 0) <= messages.offset)",
+                {"t": topic, "b": now - keep_acknowledged_s},
+            )
+        return deleted
+
+    def _delete(self, where: str, values: dict[str, object]) -> int:
+        deleted = 0
+        while True:
+            doomed = self._db.execute(
+                f"SELECT offset FROM messages WHERE {where} LIMIT {PURGE_CHUNK}", values
+            ).fetchall()
+            if not doomed:
+                return deleted
+            with self.write():
+                self._db.executemany("DELETE FROM messages WHERE offset = ?", doomed)
+            deleted += len(doomed)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

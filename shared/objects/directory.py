@@ -1,0 +1,170 @@
+"""Objects in a directory. A key is a path below it.
+
+Invariants
+- A reader sees a whole object or none: bytes are written below `.tmp/` of the same file system and renamed into place.
+- `put_if_absent` links the finished file to its name, which fails if the name is taken: exactly one of many wins.
+- A get re-computes xxh3-128 over what it reads.
+- After the death of a process at any moment there are whole objects and perhaps a forgotten temporary, which is swept
+  a day later. Surviving a power loss is a setting (`fsync`), off by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from shared.contracts.run import Ref
+from shared.objects import ObjectDamaged, ObjectMissing, keys
+
+CHUNK = 1 << 20
+SWEEP_AFTER_S = 24 * 3600.0  # a temporary that nobody has written to for so long belongs to a dead process
+
+
+class DirectoryObjects:
+    def __init__(self, root: Path, *, fsync: bool = False) -> None:
+        self.root = root.absolute()
+        self._fsync = fsync
+        self._temporary = self.root / ".tmp"
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def put(self, key: str, data: bytes) -> Ref:
+        target = self._path(key)
+        with self._written(data) as (temporary, ref):
+            self._place(os.replace, temporary, target, key)
+        return Ref(key=key, size=ref.size, checksum=ref.checksum)
+
+    def put_file(self, key: str, path: Path) -> Ref:
+        target = self._path(key)
+        with path.open("rb") as source, self._written(source) as (temporary, ref):
+            self._place(os.replace, temporary, target, key)
+        return Ref(key=key, size=ref.size, checksum=ref.checksum)
+
+    def put_if_absent(self, key: str, data: bytes) -> Ref | None:
+        target = self._path(key)
+        with self._written(data) as (temporary, ref):
+            try:
+                self._place(os.link, temporary, target, key)
+            except FileExistsError:
+                return None
+        return Ref(key=key, size=ref.size, checksum=ref.checksum)
+
+    def get(self, ref: Ref) -> bytes:
+        with self._open(ref.key) as file:
+            data = file.read()
+        _verify(ref, len(data), xxhash.xxh3_128_hexdigest(data))
+        return data
+
+    def get_file(self, ref: Ref, path: Path) -> None:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            with self._open(ref.key) as source, temporary.open("xb") as sink:
+                size, checksum = _copy(source, sink)
+            _verify(ref, size, checksum)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def head(self, key: str) -> Ref:
+        with self._open(key) as file:
+            size, checksum = _copy(file, None)
+        return Ref(key=key, size=size, checksum=checksum)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys that begin with `prefix`, in the order of their characters."""
+        folder, _, begin = prefix.rpartition("/")
+        if folder:
+            keys.check(folder)
+        yield from self._walk(self.root / folder, f"{folder}/" if folder else "", begin)
+
+    def delete(self, key: str) -> None:
+        """Deleting what is not there is no error."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._path(key).unlink()
+
+    def _path(self, key: str) -> Path:
+        return self.root / keys.check(key)
+
+    def _open(self, key: str) -> IO[bytes]:
+        try:
+            return self._path(key).open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissing(key) from None
+
+    @contextlib.contextmanager
+    def _written(self, source: bytes | IO[bytes]) -> Iterator[tuple[Path, Ref]]:
+        """A finished temporary with the source's bytes, their size and checksum; removed afterwards unless renamed."""
+        temporary = self._temporary / f"{os.getpid()}-{uuid.uuid4().hex}"
+        try:
+            with temporary.open("xb") as sink:
+                if isinstance(source, bytes):
+                    sink.write(source)
+                    size, checksum = len(source), xxhash.xxh3_128_hexdigest(source)
+                else:
+                    size, checksum = _copy(source, sink)
+                if self._fsync:
+                    sink.flush()
+                    os.fsync(sink.fileno())
+            yield temporary, Ref(key="", size=size, checksum=checksum)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _place(self, how: Callable[[Path, Path], None], temporary: Path, target: Path, key: str) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            how(temporary, target)
+        except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+            if target.is_file() and isinstance(error, FileExistsError):
+                raise
+            raise ValueError(f"object key {key!r}: an object cannot lie under the key of another one") from None
+        if self._fsync:
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _walk(self, folder: Path, path: str, begin: str) -> Iterator[str]:
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted((e.name + "/" if e.is_dir() else e.name) for e in entries if e.name != ".tmp")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in found:
+            if not name.startswith(begin):
+                continue
+            if name.endswith("/"):
+                yield from self._walk(folder / name[:-1], path + name, "")
+            else:
+                yield path + name
+
+    def _sweep(self) -> None:
+        for path in self._temporary.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - SWEEP_AFTER_S:
+                    path.unlink()
+
+
+def _copy(source: IO[bytes], sink: IO[bytes] | None) -> tuple[int, str]:
+    """Streams; returns size and checksum."""
+    hasher, size = xxhash.xxh3_128(), 0
+    while chunk := source.read(CHUNK):
+        hasher.update(chunk)
+        size += len(chunk)
+        if sink:
+            sink.write(chunk)
+    return size, hasher.hexdigest()
+
+
+def _verify(ref: Ref, size: int, checksum: str) -> None:
+    if size != ref.size:
+        raise ObjectDamaged(f"{ref.key}: {size} bytes, expected {ref.size}")
+    if checksum != ref.checksum:
+        raise ObjectDamaged(f"{ref.key}: checksum {checksum}, expected {ref.checksum}")
