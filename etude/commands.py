@@ -61,8 +61,12 @@ def doctor(state: State = Path(".etude")) -> None:
 
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
-    minutes: Annotated[float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)] = 10.0,
-    problems: Annotated[Path | None, typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).")] = None,
+    minutes: Annotated[
+        float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)
+    ] = 10.0,
+    problems: Annotated[
+        Path | None, typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).")
+    ] = None,
     report: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path("report.json"),
     state: State = Path(".etude"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,

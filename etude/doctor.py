@@ -32,36 +32,59 @@ class Finding:
 def system() -> Finding:
     ok = sys.platform == "linux"
     return Finding(
-        "Linux", ok, platform.platform(), "" if ok else "run Étude in Docker, in a Linux virtual machine, or on Windows in WSL2"
+        "Linux",
+        ok,
+        platform.platform(),
+        "" if ok else "run Étude in Docker, in a Linux virtual machine, or on Windows in WSL2",
     )
 
 
 def python() -> Finding:
     ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding("Python 3.11 or 3.12", ok, platform.python_version(), "" if ok else "make the environment with python3.11 or python3.12")
+    return Finding(
+        "Python 3.11 or 3.12",
+        ok,
+        platform.python_version(),
+        "" if ok else "make the environment with python3.11 or python3.12",
+    )
 
 
 def packages() -> Finding:
     needed = ("torch", "deepspeed", "celery", "sqlalchemy", "tokenizers", "aiohttp")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    return Finding("packages", not missing, "all there" if not missing else f"missing: {', '.join(missing)}", "make setup")
+    return Finding(
+        "packages", not missing, "all there" if not missing else f"missing: {', '.join(missing)}", "make setup"
+    )
 
 
 def compiler() -> Finding:
     found = shutil.which("g++") or shutil.which("c++")
     return Finding(
-        "C++ compiler (DeepSpeed builds a helper once)", bool(found), found or "none", "" if found else "apt-get install g++, or your system's equal"
+        "C++ compiler (DeepSpeed builds a helper once)",
+        bool(found),
+        found or "none",
+        "" if found else "apt-get install g++, or your system's equal",
     )
 
 
 def sandbox() -> Finding:
     if os.environ.get("ETUDE_SANDBOX") == "process":
-        return Finding("sandbox", True, "bare processes, by your explicit ETUDE_SANDBOX=process: candidate code is NOT isolated")
+        return Finding(
+            "sandbox", True, "bare processes, by your explicit ETUDE_SANDBOX=process: candidate code is NOT isolated"
+        )
     bwrap = shutil.which("bwrap")
     if not bwrap:
-        return Finding("sandbox", False, "bubblewrap (bwrap) is not installed", "apt-get install bubblewrap, or your system's equal")
+        return Finding(
+            "sandbox",
+            False,
+            "bubblewrap (bwrap) is not installed",
+            "apt-get install bubblewrap, or your system's equal",
+        )
     probe = subprocess.run(
-        [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, timeout=20
+        [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     if probe.returncode:
         reason = probe.stderr.strip().splitlines()[-1:] or [f"exit code {probe.returncode}"]
@@ -77,11 +100,20 @@ def sandbox() -> Finding:
 
 def memory() -> Finding:
     try:
-        available = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        available = next(
+            int(line.split()[1])
+            for line in Path("/proc/meminfo").read_text().splitlines()
+            if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):
         return Finding("memory", True, "unknown")
     gib = available / 2**20
-    return Finding("memory", gib >= MEMORY_GIB, f"{gib:.1f} GiB free", "" if gib >= MEMORY_GIB else f"free at least {MEMORY_GIB:g} GiB")
+    return Finding(
+        "memory",
+        gib >= MEMORY_GIB,
+        f"{gib:.1f} GiB free",
+        "" if gib >= MEMORY_GIB else f"free at least {MEMORY_GIB:g} GiB",
+    )
 
 
 def disk(state: Path) -> Finding:
@@ -90,7 +122,10 @@ def disk(state: Path) -> Finding:
         folder = folder.parent
     gib = shutil.disk_usage(folder).free / 2**30
     return Finding(
-        f"disk below {folder}", gib >= DISK_GIB, f"{gib:.1f} GiB free", "" if gib >= DISK_GIB else f"free {DISK_GIB:g} GiB or use --state"
+        f"disk below {folder}",
+        gib >= DISK_GIB,
+        f"{gib:.1f} GiB free",
+        "" if gib >= DISK_GIB else f"free {DISK_GIB:g} GiB or use --state",
     )
 
 
@@ -100,7 +135,16 @@ def cores() -> Finding:
 
 
 def findings(state: Path) -> list[Finding]:
-    checks: list[Callable[[], Finding]] = [system, python, packages, compiler, sandbox, memory, lambda: disk(state), cores]
+    checks: list[Callable[[], Finding]] = [
+        system,
+        python,
+        packages,
+        compiler,
+        sandbox,
+        memory,
+        lambda: disk(state),
+        cores,
+    ]
     return [check() for check in checks]
 
 

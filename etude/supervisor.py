@@ -1,7 +1,7 @@
 """The supervisor: starts services as processes of their own, restarts what dies, stops them together.
 
 Invariants:
-- One supervisor per state directory (an advisory lock on `<state>/supervisor.lock` that the kernel drops with the process).
+- One supervisor per state directory (an advisory lock on `<state>/supervisor.lock`; the kernel drops it with us).
 - A child never outlives the supervisor (PR_SET_PDEATHSIG), so that a killed supervisor leaves no orphans behind.
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
   of health; it is never given up, and the log says each time what happened.
@@ -124,7 +124,9 @@ class _Child:
         self.process = None
         self.restarts += 1
         self.next_start = now + self.delay
-        say(f"{self.spec.name} ended with {_words(code)}; starting it again in {self.delay:g} s (log: {self.spec.name}.log)")
+        say(
+            f"{self.spec.name} ended with {_words(code)}; starting it again in {self.delay:g} s (log: {self.spec.name}.log)"
+        )
         self.delay = min(LAST_DELAY_S, self.delay * 2)
 
 

@@ -1,4 +1,4 @@
-"""Speaks with the services through the bus, as any client would: starts, pauses and stops a run, asks for evaluations, listens."""
+"""Speaks with the services through the bus, as any client would: starts and stops a run, asks for evaluations, listens."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class Conductor:
                 await asyncio.wait_for(self._news.wait(), 1.0)
             silent = time.monotonic() - self._last_news
             if silent > self.patience.give_up_s:
-                raise Stalled(f"no message for {silent:.0f} s while waiting for {what}; `etude status` and `etude logs` say more")
+                raise Stalled(
+                    f"no message for {silent:.0f} s while waiting for {what}; `etude status` and `etude logs` say more"
+                )
 
     async def control(self, *actions: str, config: Ref | None = None) -> None:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
@@ -91,13 +93,17 @@ class Conductor:
     async def served(self, serial: int) -> None:
         """Until a replica serves this version or a newer one."""
         await self._until(
-            lambda: any(a.ok and a.serial >= serial for a in self.progress.serving.values()), f"a replica that serves version {serial}"
+            lambda: any(a.ok and a.serial >= serial for a in self.progress.serving.values()),
+            f"a replica that serves version {serial}",
         )
 
-    async def evaluate(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> dict[str, Any]:
+    async def evaluate(
+        self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int
+    ) -> dict[str, Any]:
         """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once."""
         if name not in self.progress.evaluations:
-            assert config.eval_pack and config.eval_pack_hidden
+            if not (config.eval_pack and config.eval_pack_hidden):
+                raise ValueError("this run has no evaluation pack")
             await self.bus.publish(
                 t.EVALS_REQUESTED,
                 self.run,

@@ -1,4 +1,4 @@
-"""What a demo run starts with: a checked machine, a problem pack, the base policy, one configuration, all in the object store."""
+"""What a demo run starts with: a problem pack, the base policy and one configuration, all in the object store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def configure(
     run: str, options: DemoOptions, base: Ref, practice: tuple[Ref, Ref], held_out: tuple[Ref, Ref]
 ) -> RunConfig:
     """All of the recipe on by default; each ablation is one flag."""
-    reward = RewardConfig() if options.length_penalty else msgspec.structs.replace(RewardConfig(), id="no-length", length=None)
+    reward = (
+        RewardConfig()
+        if options.length_penalty
+        else msgspec.structs.replace(RewardConfig(), id="no-length", length=None)
+    )
     schedule = msgspec.structs.replace(
         ScheduleConfig(),
         minutes=options.minutes,
@@ -77,8 +81,9 @@ def store_config(objects: Objects, config: RunConfig) -> Ref:
 
 def own_pack(path: Path, directory: Path) -> Path:
     """A pack of two splits (rl, held_out) from a user's JSONL file. Raises DemoError naming line and field."""
-    from shared.problems import ProblemError
     from shared.problems.pack import import_jsonl, write_split
+
+    from shared.problems import ProblemError
 
     try:
         pairs = import_jsonl(path)
@@ -95,7 +100,8 @@ def own_pack(path: Path, directory: Path) -> Path:
     }
     for name, members in splits.items():
         if not members:
-            raise DemoError(f"{path}: {len(pairs)} problems are too few: none is left for the split {name!r}; give at least 20")
+            raise DemoError(
+                f"{path}: {len(pairs)} problems are too few: none is left for the split {name!r}; give at least 20"
+            )
         write_split(directory, name, members)
     return directory
-

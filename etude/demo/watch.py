@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: one line of figures that moves, and a bar. Plain lines when it is no terminal."""
+"""What a person sees while the demo runs: a bar and a line of figures that move; plain lines when it is no terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from etude.demo.progress import Progress
 
@@ -32,7 +33,12 @@ def practice_line(progress: Progress, now: float) -> str:
 async def watching(console: Console, progress: Progress, title: str, total: float, kind: str) -> AsyncIterator[None]:
     """`kind` practice: the bar is time since the first request, in seconds; evaluation: the bar is attempts scored."""
     before = progress.evaluated
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[line]}"),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, line="")
 

@@ -1,0 +1,247 @@
+"""What came of a demo: figures as JSON, a table, a plot, and three attempts before and after to read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from etude.demo.options import DemoOptions
+from etude.demo.progress import Progress
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.trajectory import unpack
+from shared.objects import Objects
+from shared.statistics import paired_difference
+
+# Key in report.json -> what a person reads, and how it is written.
+ROWS = (
+    ("pass_at_1", "held-out pass@1, temperature 1", "{:.1%}"),
+    ("first_edit", "right with the first edit alone", "{:.1%}"),
+    ("best_of_8", "best of {k}", "{:.1%}"),
+    ("greedy", "pass@1, greedy", "{:.1%}"),
+    ("tokens_per_solved", "sampled tokens per solved task", "{:,.0f}"),
+)
+
+
+def figures_of(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one evaluation under the names that report.json promises."""
+    f = evaluation["figures"]
+    return {
+        "pass_at_1": f["pass_at_1"],
+        "ci95": [f["pass_at_1_low"], f["pass_at_1_high"]],
+        "first_edit": f["first_edit"],
+        "best_of_8": f["best_of_k"],
+        "greedy": f.get("greedy"),
+        "tokens_per_solved": f["tokens_per_solved"],
+        "problems": int(f["problems"]),
+        "samples": int(f["samples"]),
+        "infrastructure_errors": int(f["infrastructure_errors"]),
+    }
+
+
+def per_problem(evaluation: dict[str, Any], key: str) -> dict[str, float]:
+    """Problem id -> share of its samples for which `key` (solved | first_edit) holds."""
+    return {name: row[key] / row["samples"] for name, row in evaluation["problems"].items() if row["samples"]}
+
+
+def paired(before: dict[str, Any], after: dict[str, Any], key: str, seed: int = 0) -> dict[str, Any]:
+    """Difference over the problems that both evaluations have, with its bootstrap interval over problems."""
+    a, b = per_problem(before, key), per_problem(after, key)
+    common = sorted(a.keys() & b.keys())
+    mean, low, high = paired_difference(np.array([a[k] for k in common]), np.array([b[k] for k in common]), seed=seed)
+    return {"mean": mean, "ci95": [low, high], "problems": len(common)}
+
+
+def audit(state: Path, run: str) -> dict[str, Any]:
+    """The ledger's own audit, by the scheduler's command: lost, trained twice, violations, counts per topic."""
+    done = subprocess.run(
+        [sys.executable, "-m", "services.scheduler.cli", "audit", run, "--state", str(state), "--json"],
+        capture_output=True,
+        text=True,
+    )
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return {"error": done.stderr[-2000:] or done.stdout[-2000:], "exit_code": done.returncode}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    options: DemoOptions
+    config: RunConfig
+    before: dict[str, Any]
+    after: dict[str, Any]
+    progress: Progress
+    audit: dict[str, Any]
+    prepared_s: float
+
+    @property
+    def sound(self) -> bool:
+        """Nothing lost, nothing trained twice."""
+        return self.audit.get("lost") == 0 and self.audit.get("trained_twice") == 0
+
+    def as_json(self) -> dict[str, Any]:
+        steps = self.progress.lineage
+        return {
+            "run": self.config.run,
+            "seed": self.options.seed,
+            "before": figures_of(self.before),
+            "after": figures_of(self.after),
+            "gain": {
+                "pass_at_1": paired(self.before, self.after, "solved"),
+                "first_edit": paired(self.before, self.after, "first_edit"),
+            },
+            "minutes": self.progress.minutes,
+            "steps": steps[-1].step if steps else 0,
+            "trained_twice": self.audit.get("trained_twice"),
+            "lost": self.audit.get("lost"),
+            "staleness_violations": self.audit.get("staleness_violations"),
+            "greatest_age": max((s.age for s in steps), default=0),
+            "attempts": len(self.progress.scored),
+            "tokens": self.progress.tokens,
+            "counts": {"bus": self.progress.counts(), "ledger": self.audit.get("counts", {})},
+            "seconds": {
+                "prepare": self.prepared_s,
+                "evaluation_before": self.before.get("seconds"),
+                "evaluation_after": self.after.get("seconds"),
+            },
+            "options": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self.options).items()},
+        }
+
+
+def write(outcome: Outcome, path: Path, objects: Objects, console: Console) -> None:
+    """report.json, report.png and report.md beside it; the table on the console."""
+    figures = outcome.as_json()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(json.dumps(figures, indent=2) + "\n")
+    temporary.replace(path)
+    console.print(table(figures))
+    gain = figures["gain"]["pass_at_1"]
+    console.print(
+        f"pass@1 {gain['mean'] * 100:+.1f} points "
+        f"(95 % interval {gain['ci95'][0] * 100:+.1f} to {gain['ci95'][1] * 100:+.1f}) "
+        f"after {figures['minutes']:.1f} minutes, {figures['steps']} steps, {figures['attempts']} attempts; "
+        f"lost {figures['lost']}, trained twice {figures['trained_twice']}, greatest age {figures['greatest_age']}.",
+        highlight=False,
+    )
+    plot(outcome, path.with_suffix(".png"))
+    text = readings(outcome, objects)
+    path.with_suffix(".md").write_text(text)
+    console.print(
+        f"Figures: {path}   plot: {path.with_suffix('.png')}   three attempts before and after: {path.with_suffix('.md')}"
+    )
+    console.print(
+        "What to try next: `etude demo --seed 2`; an ablation (--no-router-replay, --no-length-penalty, "
+        "--uniform-sampling, --staleness 0); your own problems (--problems FILE.jsonl, docs/problems.md); `etude ledger audit "
+        + outcome.config.run
+        + "`."
+    )
+
+
+def table(figures: dict[str, Any]) -> Table:
+    before, after = figures["before"], figures["after"]
+    result = Table(title=f"{before['problems']} held-out problems × {before['samples']} attempts", title_justify="left")
+    for column in ("", "before", "after"):
+        result.add_column(column, justify="left" if not column else "right")
+    for key, label, form in ROWS:
+        cells = []
+        for side in (before, after):
+            value = side[key]
+            text = "–" if value is None else form.format(value)
+            if key == "pass_at_1":
+                text += f" [{side['ci95'][0]:.1%}, {side['ci95'][1]:.1%}]"
+            cells.append(text)
+        result.add_row(label.format(k=before["samples"]), *cells)
+    return result
+
+
+def plot(outcome: Outcome, path: Path) -> None:
+    """Pass rate in practice over minutes, with the held-out figure before and after, and what the length did."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = outcome.progress.lineage
+    start = outcome.progress.first_request or (steps[0].at if steps else 0.0)
+    minutes = [(s.at - start) / 60 for s in steps]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    solved = np.array([s.metrics.get("solved", np.nan) for s in steps]) * 100
+    left.plot(minutes, solved, ".", color="#9ab", label="practice, per step")
+    if len(solved) >= 5:
+        left.plot(
+            minutes[4:], np.convolve(solved, np.ones(5) / 5, "valid"), color="#246", label="practice, mean of 5 steps"
+        )
+    ends = (0.0, max(minutes, default=1.0))
+    for x, side, colour, label in (
+        (ends[0], outcome.before, "#b60", "held-out before"),
+        (ends[1], outcome.after, "#063", "held-out after"),
+    ):
+        f = figures_of(side)
+        low, high = f["pass_at_1"] - f["ci95"][0], f["ci95"][1] - f["pass_at_1"]
+        left.errorbar(
+            [x], [f["pass_at_1"] * 100], yerr=[[low * 100], [high * 100]], fmt="o", capsize=4, color=colour, label=label
+        )
+    left.set(
+        xlabel="minutes of practice", ylabel="solved, %", title="Repairs that pass the hidden tests", ylim=(0, None)
+    )
+    left.legend(frameon=False)
+    right.plot(minutes, [s.metrics.get("tokens_mean", np.nan) for s in steps], color="#246", label="tokens per attempt")
+    right.set(
+        xlabel="minutes of practice",
+        ylabel="sampled tokens per attempt",
+        title="Effort, and the age of samples",
+        ylim=(0, None),
+    )
+    ages = right.twinx()
+    ages.step(minutes, [s.age for s in steps], color="#b60", alpha=0.6, where="post", label="greatest age")
+    ages.set(ylabel="steps", ylim=(0, outcome.config.schedule.max_staleness + 2))
+    right.legend(frameon=False, loc="lower left")
+    ages.legend(frameon=False, loc="lower right")
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def readings(outcome: Outcome, objects: Objects) -> str:
+    """Three problems that practice taught: an attempt before and one after, as text with the special tokens visible."""
+    from shared.formats.registry import load_format
+
+    chat = load_format(_base_directory())
+    before, after = per_problem(outcome.before, "solved"), per_problem(outcome.after, "solved")
+    taught = sorted((k for k in before if k in after), key=lambda k: (before[k] - after[k], k))[:3]
+    parts = [
+        f"# Attempts before and after practice\n\nRun {outcome.config.run}, seed {outcome.options.seed}. Held-out problems.\n"
+    ]
+    for name in taught:
+        parts.append(f"\n## {name}: solved {before[name]:.0%} before, {after[name]:.0%} after\n")
+        for title, evaluation, wanted in (("before", outcome.before, False), ("after", outcome.after, True)):
+            attempt = _pick(evaluation["problems"][name]["attempts"], wanted)
+            if attempt is None:
+                continue
+            trajectory = unpack(objects.get(msgspec.convert(attempt["trajectory"], Ref)))
+            parts.append(f"\n### {title} ({'solved' if attempt['solved'] else 'not solved'}, {trajectory.stop})\n")
+            for segment in trajectory.segments:
+                parts.append("\n```\n" + chat.text(segment.tokens.tolist()) + "\n```\n")
+    return "".join(parts)
+
+
+def _pick(attempts: list[dict[str, Any]], solved: bool) -> dict[str, Any] | None:
+    """The first attempt with this outcome, else the first at all."""
+    return next((a for a in attempts if a["solved"] is solved), attempts[0] if attempts else None)
+
+
+def _base_directory() -> Path:
+    from etude.demo.prepare import BASE
+
+    return BASE

@@ -1,0 +1,212 @@
+"""The demo from beginning to end: prepare, measure, practise, measure again, report. Every phase is remembered in
+`<state>/demo.json`, so that `--resume` goes on where an interrupted demo stood."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from etude import doctor
+from etude.demo import prepare, report
+from etude.demo.conduct import Conductor, Stalled
+from etude.demo.options import DemoOptions
+from etude.demo.prepare import DemoError
+from etude.demo.watch import watching
+from etude.supervisor import AlreadyRunning, ServiceSpec, Supervisor, default_specs
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts.ids import new_run_id
+from shared.contracts.run import Ref, RunConfig
+from shared.weights.checkpoint_objects import upload_directory
+
+BASE_PORT = 8700
+EVALUATION_REPLICA = "inference-evaluation"
+LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
+
+
+def run(options: DemoOptions) -> int:
+    """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted (resume with --resume)."""
+    console = Console()
+    try:
+        for finding in doctor.findings(options.state):
+            if not finding.ok:
+                raise DemoError(f"{finding.what}: {finding.found}. Way out: {finding.way_out}")
+        if options.control == "sft":
+            from etude.demo.control import run_control
+
+            return asyncio.run(run_control(options, console))
+        return asyncio.run(_Demo(options, console).run())
+    except (DemoError, AlreadyRunning, Stalled) as error:
+        console.print(str(error), style="red", highlight=False)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("Stopped. `etude demo --resume` goes on from here.")
+        return 130
+
+
+class _Demo:
+    def __init__(self, options: DemoOptions, console: Console) -> None:
+        self.console = console
+        self.state = options.state.resolve()
+        self.options = options
+        self.memory: dict[str, Any] = {}
+
+    # What is remembered between interruptions
+
+    def _remember(self, **facts: Any) -> None:
+        self.memory.update(facts)
+        temporary = self.state / "demo.json.tmp"
+        temporary.write_text(json.dumps(self.memory, default=str, indent=1))
+        temporary.replace(self.state / "demo.json")
+
+    def _recall(self) -> None:
+        try:
+            self.memory = json.loads((self.state / "demo.json").read_text())
+        except FileNotFoundError:
+            raise DemoError(f"{self.state}: no demo to resume here; start one with `etude demo`") from None
+        known = {**self.memory["options"]}
+        for field in ("problems", "report", "state"):
+            known[field] = Path(known[field]) if known[field] else None
+        self.options = DemoOptions(**{**known, "resume": True})
+
+    def _set_aside(self) -> None:
+        """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched."""
+        there = [name for name in LOCAL if (self.state / name).exists()]
+        if not there:
+            return
+        if "demo.json" not in there:
+            raise DemoError(
+                f"{self.state} holds the state of a platform that is no demo; give another folder with --state"
+            )
+        target = self.state / "archive" / f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        target.mkdir(parents=True)
+        for path in [p for name in LOCAL for p in self.state.glob(f"{name}*")]:
+            shutil.move(path, target / path.name)
+
+    # The demo
+
+    async def run(self) -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        with Supervisor(
+            self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
+        ) as supervisor:
+            objects = stores.connect(f"file:{self.state / 'objects'}")
+            if self.options.resume:
+                self._recall()
+            else:
+                self._set_aside()
+                await asyncio.to_thread(self._begin, objects)
+            config = self._config(objects)
+            bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")
+            supervisor.start(default_specs(BASE_PORT))
+            self.console.print(
+                f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"
+            )
+            try:
+                async with Conductor(bus, objects, config.run) as conductor:
+                    return await self._conduct(conductor, supervisor, config, objects)
+            finally:
+                await bus.close()
+
+    def _begin(self, objects: stores.Objects) -> None:
+        options, started = self.options, time.time()
+        if not (prepare.BASE / "config.json").exists():
+            raise DemoError(f"{prepare.BASE}: the base policy is missing; `make base` makes it")
+        run = new_run_id()
+        if options.problems:
+            pack = prepare.own_pack(options.problems, self.state / "own-pack")
+        else:
+            pack = prepare.make_pack()
+        practice, held_out = prepare.upload_pack(objects, pack, "rl"), prepare.upload_pack(objects, pack, "held_out")
+        config = prepare.configure(
+            run, options, upload_directory(objects, f"runs/{run}/base", prepare.BASE), practice, held_out
+        )
+        ref = prepare.store_config(objects, config)
+        self._remember(
+            run=run,
+            config=msgspec.to_builtins(ref),
+            options=asdict(options),
+            phase="before",
+            prepared_s=time.time() - started,
+        )
+
+    def _config(self, objects: stores.Objects) -> RunConfig:
+        return msgspec.json.decode(objects.get(msgspec.convert(self.memory["config"], Ref)), type=RunConfig)
+
+    async def _conduct(
+        self, conductor: Conductor, supervisor: Supervisor, config: RunConfig, objects: stores.Objects
+    ) -> int:
+        options, ref = self.options, msgspec.convert(self.memory["config"], Ref)
+        if self.memory["phase"] == "before":
+            if not self.memory.get("announced"):
+                await conductor.control("start", "pause", config=ref)
+                self._remember(announced=True)
+            await conductor.served(0)
+            before = await self._evaluate(conductor, supervisor, config, "before", 0)
+            self._remember(phase="practice", before=before)
+        if self.memory["phase"] == "practice":
+            await conductor.control("resume", config=ref)
+            try:
+                async with watching(self.console, conductor.progress, "practice", options.minutes * 60, "practice"):
+                    await conductor.finished()
+            except asyncio.CancelledError:
+                await conductor.control("pause")  # the clock of practice stops while the demo is interrupted
+                raise
+            self._remember(phase="after")
+        if self.memory["phase"] == "after":
+            serial = conductor.progress.newest_serial
+            await conductor.served(serial)
+            after = await self._evaluate(conductor, supervisor, config, "after", serial)
+            self._remember(phase="report", after=after, serial=serial)
+        audit = await asyncio.to_thread(report.audit, self.state, config.run)
+        outcome = report.Outcome(
+            options=options,
+            config=config,
+            before=self.memory["before"],
+            after=self.memory["after"],
+            progress=conductor.progress,
+            audit=audit,
+            prepared_s=float(self.memory.get("prepared_s", 0.0)),
+        )
+        report.write(outcome, options.report, objects, self.console)
+        self._remember(phase="done")
+        return 0 if outcome.sound else 1
+
+    async def _evaluate(
+        self, conductor: Conductor, supervisor: Supervisor, config: RunConfig, name: str, serial: int
+    ) -> dict[str, Any]:
+        """While nothing trains, the trainer's core is free: a second engine samples beside the first."""
+        from etude.evaluate import count_objects
+
+        assert config.eval_pack
+        total = (self.options.eval_samples + 1) * (
+            self.options.eval_problems or await asyncio.to_thread(count_objects, conductor.objects, config.eval_pack)
+        )
+        supervisor.start(
+            [
+                ServiceSpec(
+                    EVALUATION_REPLICA, "services.inference", {"ETUDE_POOL": "evaluation", "ETUDE_PINNED": str(serial)}
+                )
+            ]
+        )
+        started = time.time()
+        async with watching(self.console, conductor.progress, f"held-out, {name}", total, "evaluation"):
+            result = await conductor.evaluate(
+                name, serial, config, problems=self.options.eval_problems, samples=self.options.eval_samples
+            )
+        await asyncio.to_thread(supervisor.stop_service, EVALUATION_REPLICA)
+        result["seconds"] = time.time() - started
+        return result

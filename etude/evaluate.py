@@ -1,0 +1,117 @@
+"""`etude eval`: a checkpoint on problems, by the services, agent and graders of a run, without scheduler or trainer.
+
+A platform of its own starts in a temporary state directory and ends with the measurement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from rich.console import Console
+
+from etude.demo.conduct import Conductor, Stalled
+from etude.demo.prepare import DemoError, configure, own_split, store_config, upload_pack
+from etude.demo.report import figures_of
+from etude.demo.watch import watching
+from etude.supervisor import ServiceSpec, Supervisor
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts.ids import new_run_id
+from shared.contracts.run import Ref
+from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
+
+
+def replicas() -> int:
+    """Engines that sample beside each other: one per core, one thread each."""
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def services(checkpoint: Path) -> list[ServiceSpec]:
+    engines = [
+        ServiceSpec(
+            f"inference-{i}", "services.inference", {"ETUDE_CHECKPOINT": str(checkpoint), "ETUDE_POOL": "evaluation"}
+        )
+        for i in range(replicas())
+    ]
+    others = [
+        ServiceSpec(name, module)
+        for name, module in (
+            ("rollout", "services.rollout"),
+            ("reward", "services.reward"),
+            ("grader", "services.reward.grader"),
+            ("evaluator", "services.evaluator"),
+        )
+    ]
+    return engines + others
+
+
+async def measure(
+    checkpoint: Path, pack: Path, split: str, *, samples: int, limit: int, console: Console, title: str = "evaluation"
+) -> dict[str, Any]:
+    """The evaluator's report of `checkpoint` on one split of a pack directory."""
+    checkpoint = checkpoint.resolve()
+    with tempfile.TemporaryDirectory(prefix="etude-eval-") as folder:
+        with Supervisor(Path(folder) / "state") as supervisor:
+            objects = stores.connect(f"file:{supervisor.state / 'objects'}")
+            bus = buses.connect(f"sqlite:{supervisor.state / 'bus.db'}", client="etude-eval")
+            run = new_run_id()
+            from etude.demo.options import DemoOptions
+
+            refs = upload_pack(objects, pack, split)
+            config = configure(
+                run, DemoOptions(), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
+            )
+            supervisor.start(services(checkpoint))
+            async with Conductor(bus, objects, run) as conductor:
+                await conductor.control("start", config=store_config(objects, config))
+                await conductor.served(0)
+                total = (samples + 1) * (limit or count_problems(pack, split))
+                async with watching(console, conductor.progress, title, total, "evaluation"):
+                    report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
+            await bus.close()
+            return report
+
+
+def count_problems(pack: Path, split: str) -> int:
+    return _count_lines((pack / f"{split}.public.jsonl.zst").read_bytes())
+
+
+def count_objects(objects: stores.Objects, pack: Ref) -> int:
+    """Problems in a pack that lies in the object store."""
+    return _count_lines(objects.get(pack))
+
+
+def _count_lines(compressed: bytes) -> int:
+    with zstandard.ZstdDecompressor().stream_reader(compressed) as lines:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
+
+
+def run(checkpoint: Path, problems: Path, samples: int, out: Path | None, limit: int) -> int:
+    console = Console(stderr=True)
+    if not (checkpoint / "config.json").exists():
+        console.print(
+            f"--checkpoint {checkpoint}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
+        )
+        return 2
+    try:
+        with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
+            pack = own_split(problems, Path(folder), "all")
+            report = asyncio.run(measure(checkpoint, pack, "all", samples=samples, limit=limit, console=console))
+    except (DemoError, Stalled, NotACheckpoint) as error:
+        console.print(str(error), style="red")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    figures = figures_of(report)
+    text = json.dumps(figures, indent=2)
+    if out:
+        out.write_text(text + "\n")
+    print(text, file=sys.stdout)
+    return 0
