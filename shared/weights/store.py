@@ -280,6 +280,7 @@ def _check_same(manifest: Manifest, tensors: Tensors) -> None:
 
 
 def highest_serial(objects: Objects, run: str) -> int:
-    """Highest serial under which anything of the run was ever written; -1: none. The next one takes one more."""
-    root = f"runs/{run}/policies/"
-    return max((int(key.removeprefix(root).split("/", 1)[0]) for key in objects.list(root)), default=-1)
+    """Highest serial ever published in the run (that has a manifest); -1: none. The next publication takes one more."""
+    root, end = f"runs/{run}/policies/", "/manifest.json"
+    keys = (key.removeprefix(root) for key in objects.list(root) if key.endswith(end))
+    return max((int(key.removesuffix(end)) for key in keys), default=-1)

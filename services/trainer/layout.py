@@ -1,0 +1,188 @@
+"""A micro-batch of units as flat tensors for `shared.model`, and the `attend` that knows who may look at whom.
+
+Flat order, unit by unit: prefix, then every branch. No padding goes through the model; only the attention of a unit's
+branches is padded to its longest branch. Shapes: N fed tokens, S predictions, B branches of a unit, C its longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from services.trainer.packing import Unit
+from shared.model import Attend
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A prefix of P tokens at flat index `start`, then branches of the given lengths (0 is allowed)."""
+
+    start: int
+    P: int
+    branches: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.P + sum(self.branches)
+
+
+def attend_shared(blocks: Sequence[Block], device: torch.device | str = "cpu") -> Attend:
+    """Causal attention within every block; a branch sees its prefix and itself, never a sibling."""
+    masks = [_branch_mask(b.P, max(b.branches, default=0), device) for b in blocks]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs: list[Tensor] = []
+        for block, mask in zip(blocks, masks, strict=True):
+            prefix, rest = slice(block.start, block.start + block.P), slice(block.start + block.P, block.end)
+            if block.P:
+                outputs.append(_prefix(q[prefix], k[prefix], v[prefix]))
+            if block.end > rest.start:
+                outputs.append(_branches(block, mask, q[rest], k[rest], v[rest], k[prefix], v[prefix]))
+        return torch.cat(outputs)
+
+    return attend
+
+
+def _branch_mask(P: int, C: int, device: torch.device | str) -> Tensor:
+    """[C, P + C]: the whole prefix and what came before. Padding stands behind every real token: causality hides it."""
+    own = torch.ones(C, C, dtype=torch.bool, device=device).tril()
+    return torch.cat((torch.ones(C, P, dtype=torch.bool, device=device), own), 1)
+
+
+def _prefix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
+
+
+def _branches(block: Block, mask: Tensor, q: Tensor, k: Tensor, v: Tensor, kp: Tensor, vp: Tensor) -> Tensor:
+    lengths, B = list(block.branches), len(block.branches)
+    q, k, v = (pad_sequence(x.split(lengths), batch_first=True) for x in (q, k, v))  # [B, C, heads, size]
+    k, v = (torch.cat((p.expand(B, *p.shape), x), 1).transpose(1, 2) for p, x in ((kp, k), (vp, v)))
+    q = q.transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    out = out.transpose(1, 2)
+    return torch.cat([out[b, :length] for b, length in enumerate(lengths)])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one forward needs. `predict_S` are flat indices of the positions whose logits predict `target_S`."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    blocks: tuple[Block, ...]
+    predict_S: Tensor
+    target_S: Tensor
+    sampled_logprobs_S: Tensor
+    advantage_S: Tensor
+    temperature_S: Tensor
+    group_S: np.ndarray
+    version_S: np.ndarray
+    units: tuple[Unit, ...]
+    mtp: MtpBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class MtpBatch:
+    """The MTP layer's own layout: position t reads h_t and x_{t+1}. The last position of a shared prefix has a different
+    next token in every branch, so it is the first position of each branch here (M tokens in all).
+
+    source_M: flat index of h_t; next_M: x_{t+1}. student_R (index into M) matches teacher_R (flat index of h_{t+1}),
+    wherever position t + 1 predicts a sampled token.
+    """
+
+    source_M: Tensor
+    next_M: Tensor
+    positions_M: Tensor
+    blocks: tuple[Block, ...]
+    student_R: Tensor
+    teacher_R: Tensor
+
+
+def lay_out(units: Sequence[Unit], *, mtp: bool, device: torch.device | str = "cpu") -> Batch:
+    tokens, positions, blocks = [], [], []
+    predict, rows = [], []  # rows: (sequence, target positions)
+    N = 0
+    for unit in units:
+        P = unit.prefix
+        tokens.append(unit.sequences[0].tokens_T[:P])
+        positions.append(np.arange(P))
+        lengths = tuple(len(s.tokens_T) - 1 - P for s in unit.sequences)
+        blocks.append(Block(N, P, lengths))
+        at = N + P
+        for s, length in zip(unit.sequences, lengths, strict=True):
+            tokens.append(s.tokens_T[P:-1])
+            positions.append(np.arange(P, P + length))
+            targets = np.flatnonzero(s.sampled_T)
+            # Position t - 1 predicts t: in the branch, or the prefix's last position for t == P.
+            predict.append(np.where(targets == P, N + P - 1, at + targets - 1 - P))
+            rows.append((s, targets))
+            at += length
+        N = at
+
+    def flat(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate(arrays)).to(device=device, dtype=dtype)
+
+    def each(value: float, targets: np.ndarray) -> np.ndarray:
+        return np.full(len(targets), value, np.float32)
+
+    return Batch(
+        tokens_N=flat(tokens, torch.int64),
+        positions_N=flat(positions, torch.int64),
+        blocks=tuple(blocks),
+        predict_S=flat(predict, torch.int64),
+        target_S=flat([s.tokens_T[t] for s, t in rows], torch.int64),
+        sampled_logprobs_S=flat([s.logprobs_T[t] for s, t in rows], torch.float32),
+        advantage_S=flat([each(s.advantage, t) for s, t in rows], torch.float32),
+        temperature_S=flat([each(s.temperature, t) for s, t in rows], torch.float32),
+        group_S=np.concatenate([np.full(len(t), s.group) for s, t in rows]),
+        version_S=np.concatenate([s.versions_T[t] for s, t in rows]),
+        units=tuple(units),
+        mtp=_lay_out_mtp(units, blocks, device) if mtp else None,
+    )
+
+
+def _lay_out_mtp(units: Sequence[Unit], blocks: Sequence[Block], device: torch.device | str) -> MtpBatch | None:
+    source, following, positions, mtp_blocks, student, teacher = [], [], [], [], [], []
+    M = 0
+    for unit, block in zip(units, blocks, strict=True):
+        P = unit.prefix
+        source.append(block.start + np.arange(P - 1))
+        following.append(unit.sequences[0].tokens_T[1:P])
+        positions.append(np.arange(P - 1))
+        mtp_blocks.append(Block(M, P - 1, block.branches))
+        at, branch_start = M + P - 1, block.start + P
+        for s, length in zip(unit.sequences, block.branches, strict=True):
+            # Branch positions t = P-1 .. T-3; h at P-1 is the prefix's last.
+            steps = np.arange(P - 1, P - 1 + length)
+            source.append(np.where(steps == P - 1, block.start + P - 1, branch_start + steps - P))
+            following.append(s.tokens_T[P : P + length])
+            positions.append(steps)
+            # h_{t+1} stands in the branch; it counts where t + 2 was sampled.
+            wanted = np.flatnonzero(s.sampled_T[P + 1 : P + 1 + length])
+            student.append(at + wanted)
+            teacher.append(branch_start + wanted)
+            at += length
+            branch_start += length
+        M = at
+    if not sum(len(x) for x in student):
+        return None
+
+    def flat(arrays: Sequence[np.ndarray]) -> Tensor:
+        return torch.as_tensor(np.concatenate(arrays)).to(device=device, dtype=torch.int64)
+
+    return MtpBatch(
+        source_M=flat(source),
+        next_M=flat(following),
+        positions_M=flat(positions),
+        blocks=tuple(mtp_blocks),
+        student_R=flat(student),
+        teacher_R=flat(teacher),
+    )

@@ -1,0 +1,130 @@
+"""The policy gradient: Dr. GRPO advantages, truncated importance weights, a k1 penalty, mismatch statistics.
+
+Pure functions of tensors (docs/recipe.md, "Policy gradient"). S: sampled tokens of a micro-batch, D: hidden size, V: words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROWS = 1024  # rows of logits held at a time; [ROWS, V] in float32 stays small for any vocabulary
+
+
+def advantages(rewards: Sequence[float]) -> np.ndarray:
+    """Dr. GRPO: A_i = r_i - mean_j r_j over the group. Not divided by the standard deviation: with all attempts nearly
+    equally right that would blow up small differences of behaviour."""
+    r = np.asarray(rewards, np.float64)
+    return (r - r.mean()).astype(np.float32)
+
+
+def policy_loss(
+    logprobs_S: Tensor,
+    sampled_logprobs_S: Tensor,
+    reference_logprobs_S: Tensor | None,
+    advantage_S: Tensor,
+    *,
+    clip: float,
+    kl: float,
+    norm: float,
+) -> Tensor:
+    """Dr. GRPO with truncated importance weights and a k1 penalty; a scalar. All inputs float32 [S], sampled tokens only.
+
+    `sampled_logprobs` are the sampler's, `norm` the constant of the global batch (norm_tokens x attempts), so that the
+    sum over micro-batches is the loss of the step. The penalty log q - log p acts detached, on the return: differentiated
+    as a loss term its expected gradient would be zero. `reference_logprobs` is needed only if kl > 0.
+    """
+    weight_S = (logprobs_S.detach() - sampled_logprobs_S).exp().clamp(max=clip)
+    if kl > 0:
+        assert reference_logprobs_S is not None
+        advantage_S = advantage_S - kl * (logprobs_S.detach() - reference_logprobs_S)
+    return -(weight_S * advantage_S * logprobs_S).sum() / norm
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ head.T / temperature) at the targets, a block of rows at a time, forward and backward: the
+    [S, V] matrix never exists. Logits are computed twice instead."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs, entropy, log_z = (hidden.new_empty(len(hidden)) for _ in range(3))
+        for start in range(0, len(hidden), ROWS):
+            rows = slice(start, start + ROWS)
+            logits = (hidden[rows] @ head.T).float().div_(temperature[rows, None])
+            log_z[rows] = logits.logsumexp(-1)
+            logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_z[rows]
+            p = (logits - log_z[rows, None]).exp_()
+            entropy[rows] = log_z[rows] - p.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden, head, targets, temperature, log_z)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[override]
+        hidden, head, targets, temperature, log_z = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(hidden), ROWS):
+            rows = slice(start, start + ROWS)
+            scale = (grad[rows] / temperature[rows])[:, None]
+            logits = (hidden[rows] @ head.T).float().div_(temperature[rows, None])
+            d = logits.sub_(log_z[rows, None]).exp_().mul_(-scale)
+            d.scatter_add_(1, targets[rows, None], scale)
+            d = d.to(hidden.dtype)
+            torch.mm(d, head, out=grad_hidden[rows])
+            if grad_head is not None:
+                grad_head.addmm_(d.T, hidden[rows])
+        return grad_hidden, grad_head, None, None
+
+
+def token_logprobs(
+    hidden_SD: Tensor, head_VD: Tensor, targets_S: Tensor, temperature_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(log-probabilities of the targets [S], entropies [S] in nats, no gradient), under the sampling temperature."""
+    return _TokenLogprobs.apply(hidden_SD, head_VD, targets_S, temperature_S)
+
+
+class _FollowLoss(torch.autograd.Function):
+    """Soft cross-entropy -sum_v p_v log q_v, summed over rows; p from `teacher`, q from `student`, same head. The
+    gradient (q - p) @ head is known in the forward pass already and kept instead of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=student.device)
+        grad = torch.empty_like(student)
+        for start in range(0, len(student), ROWS):
+            rows = slice(start, start + ROWS)
+            p = (teacher[rows] @ head.T).float().softmax(-1)
+            log_q = (student[rows] @ head.T).float().log_softmax(-1)
+            total -= (p * log_q).sum()
+            torch.mm(log_q.exp_().sub_(p).to(student.dtype), head, out=grad[rows])
+        ctx.save_for_backward(grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (grad,) = ctx.saved_tensors
+        return grad * scale, None, None
+
+
+def follow_loss(student_SD: Tensor, teacher_SD: Tensor, head_VD: Tensor) -> Tensor:
+    """MTP self-distillation, summed over S: the student's hidden states match the distribution that the main head gives
+    for the teacher's. Teacher and head are detached here: nothing but the MTP layers ever moves."""
+    return _FollowLoss.apply(student_SD, teacher_SD.detach(), head_VD.detach())
+
+
+def mismatch(log_ratio_S: np.ndarray) -> dict[str, float]:
+    """How far trainer and sampler disagree: log_ratio = log p_trainer - log p_sampler of sampled tokens.
+
+    k3 = mean(r - 1 - log r), the low-variance estimate of KL(sampler || trainer); quantiles of |log ratio|.
+    """
+    if not len(log_ratio_S):
+        return {}
+    size = np.abs(log_ratio_S)
+    p50, p99 = np.quantile(size, (0.5, 0.99))
+    k3 = float(np.mean(np.expm1(log_ratio_S) - log_ratio_S))
+    return {"k3": k3, "log_ratio_p50": float(p50), "log_ratio_p99": float(p99), "log_ratio_max": float(size.max())}
