@@ -1,0 +1,24 @@
+"""The ledger: what became of every attempt, group and step of every run. The record; topics are only transport.
+
+Owns: the tables (`models`), their migrations (`migrations`, applied by `migrate.upgrade`), how to open them
+(`engine.connect`) and the moves that are allowed (`transitions`). The scheduler is the only writer; anybody may read
+with `connect(url, read_only=True)`.
+
+Invariants, held by the database itself:
+- `events` is append-only, one total order per run (primary key run, sequence); a fact about (kind, subject, epoch) is
+  recorded once. The other tables follow from it.
+- A problem is in flight or ready in at most one group (partial unique index), so it cannot be trained twice while its
+  group lives; across dead lineages `etude ledger audit` checks it.
+- `trained` is a fact (group, incarnation, step), unique per (group, incarnation); never a state.
+- `verdicts` is insert-only with primary key (run, attempt): the first verdict recorded wins.
+- An outgoing message is in `outbox` in the transaction that caused it. Messages are idempotent by construction, except
+  those of `runs.control` (pause and resume depend on order): `inbox` remembers which of them were handled.
+- `lease` names the one scheduler that may write, and its term; every transaction checks the term.
+
+Times are seconds since 1970, UTC. Versions are serials (see design: a serial is never reused).
+"""
+
+from shared.ledger.engine import LedgerMissing, connect
+from shared.ledger.migrate import LedgerOutdated, require_current, upgrade
+
+__all__ = ["LedgerMissing", "LedgerOutdated", "connect", "require_current", "upgrade"]

@@ -1,0 +1,74 @@
+"""How the ledger is opened: SQLite (WAL) or PostgreSQL (psycopg), the same for every caller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+
+BUSY_S = 30.0  # how long a SQLite writer waits for another one; transactions here take milliseconds
+
+
+class LedgerMissing(FileNotFoundError):
+    """There is no ledger at this address; the text says where it was looked for."""
+
+
+def connect(url: str, *, read_only: bool = False) -> Engine:
+    """`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/NAME`.
+
+    A writer's transaction takes SQLite's write lock at its beginning (BEGIN IMMEDIATE), so that it never fails half-way
+    for want of it, and is on disk when it returns (synchronous=FULL). A read-only engine sees one snapshot per
+    transaction and cannot write. Raises LedgerMissing for reading what is not there.
+    """
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed, read_only)
+    if parsed.get_backend_name() == "postgresql":
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        isolation = "REPEATABLE READ" if read_only else "READ COMMITTED"
+        engine = create_engine(parsed, pool_pre_ping=True, isolation_level=isolation, json_serializer=_to_json)
+        if read_only:
+            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET TRANSACTION READ ONLY"))
+        return engine
+    raise ValueError(f"ledger: found {url!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME")
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _sqlite(url: URL, read_only: bool) -> Engine:
+    if not url.database or url.database == ":memory:":
+        raise ValueError(f"ledger: found {url}; the ledger must survive its process: name a file, sqlite:///PATH")
+    path = Path(url.database)
+    if read_only and not path.exists():
+        raise LedgerMissing(f"{path}: no ledger here; start the services once, or name another with ETUDE_LEDGER")
+    if not read_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        url,
+        # We say BEGIN ourselves: the driver's own idea of when a transaction starts leaves out SELECT and DDL.
+        connect_args={"isolation_level": None, "timeout": BUSY_S},
+        json_serializer=_to_json,
+        json_deserializer=msgspec.json.decode,
+    )
+
+    def prepare(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        if not read_only:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        if read_only:
+            cursor.execute("PRAGMA query_only=ON")
+        cursor.close()
+
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", begin)
+    return engine
