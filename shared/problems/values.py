@@ -156,11 +156,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f'found the bare constant {name}; write {{"float": "nan"}}')
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
 def _tree(text: str) -> Any:
     if len(text) > MAX_TEXT:
         raise ValueError(f"text of {len(text)} characters; at most {MAX_TEXT}")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_DEPTH}") from None
 

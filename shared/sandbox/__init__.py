@@ -1,14 +1,17 @@
 """Sandboxes: candidate code is hostile. It never runs outside one, never sees the network, credentials or the grader.
 
 `Functions` runs one function on many inputs (problems of kind `function`); expected outputs never enter the sandbox:
-the caller compares. `Sandboxes` starts a machine-like sandbox for commands (problems of kind `repository`).
+the caller compares. `connect` gives one. `Sandboxes` starts a machine-like sandbox for commands (problems of kind `repository`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from shared.sandbox.pool import FunctionPool
 
 
 class SandboxUnavailable(RuntimeError):
@@ -76,6 +79,23 @@ class Sandbox(Protocol):
 
 class Sandboxes(Protocol):
     async def start(self, files: dict[str, bytes], limits: Limits) -> Sandbox: ...
+
+
+def connect(kind: str, workers: int) -> FunctionPool:
+    """`bubblewrap`, or `process` for code that you trust (explicit opt-in: ETUDE_SANDBOX=process). Starts nothing yet; the
+    first run raises SandboxUnavailable where the machine cannot isolate."""
+    from shared.sandbox.pool import FunctionPool
+    from shared.sandbox.slot import Slot
+
+    if kind == "bubblewrap":
+        from shared.sandbox import bubblewrap
+
+        return FunctionPool(lambda n: Slot(lambda: bubblewrap.start(n), bubblewrap.standard_module_paths), workers)
+    if kind == "process":
+        from shared.sandbox import process
+
+        return FunctionPool(lambda _: Slot(process.start, lambda top: ()), workers)
+    raise ValueError(f"sandbox: found {kind!r}; allowed: bubblewrap, process")
 
 
 def tagged(value: Any) -> str:

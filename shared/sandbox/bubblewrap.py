@@ -1,0 +1,167 @@
+"""Starts nurseries in bubblewrap: which files, namespaces and ids the sandbox has. docs/sandboxes.md: what each layer stops.
+
+Two ways to an unprivileged owner of the candidate's processes:
+- Started by an ordinary user, bubblewrap makes a user namespace; the processes belong to that user, confined.
+- Started by root (containers, this machine's administrator), bubblewrap works without a user namespace; the nursery then
+  enters one whose only id is mapped to a high, otherwise unused uid of the host, one per sandbox. Without that the
+  candidate would count as root and no limit on processes would hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from shared.problems import values
+from shared.sandbox import SandboxUnavailable, inside
+from shared.sandbox.inside import confine, nursery
+from shared.sandbox.slot import START_S, Nursery
+
+# Above every range that distributions and container engines hand out, below the sign bit.
+_FIRST_UID = 0x70000000
+_HOME = "/etude"  # the harness inside the sandbox; its tree mirrors the project's
+# Parts of the standard library that carry other people's code (pip's wheels) or serve nobody here.
+_LEFT_OUT = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3", "tkinter")
+WAY_OUT = (
+    "install bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap) and allow user namespaces "
+    "(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu); in a container add "
+    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined; on Windows use WSL2. "
+    "For code that you trust only: ETUDE_SANDBOX=process"
+)
+
+
+@functools.cache
+def _program() -> str:
+    if sys.platform != "linux" or confine.MACHINE not in ("x86_64", "aarch64"):
+        raise SandboxUnavailable(
+            f"sandboxes need Linux on x86_64 or aarch64, this is {sys.platform} on {confine.MACHINE}; "
+            "use Docker or WSL2, or, for code that you trust only, ETUDE_SANDBOX=process"
+        )
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxUnavailable(f"bwrap is not on the PATH; {WAY_OUT}")
+    return path
+
+
+def interpreter() -> Path:
+    """The real interpreter behind a virtual environment."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))
+
+
+@functools.cache
+def _libraries(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths of every shared library that the files load, as the loader will look for them."""
+    out = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
+    found: dict[str, None] = {}
+    for line in out.splitlines():
+        words = line.split()
+        if "=>" in words and len(words) > words.index("=>") + 1:
+            words = words[words.index("=>") + 1 :]
+        if words and words[0].startswith("/") and not words[0].endswith(":"):
+            found[words[0]] = None
+    return tuple(found)
+
+
+@functools.cache
+def _runtime() -> tuple[str, ...]:
+    """bubblewrap arguments that mount the interpreter, its standard library and their shared libraries, nothing else."""
+    binary, stdlib = interpreter(), Path(sysconfig.get_path("stdlib"))
+    dynload = sorted(str(path) for path in (stdlib / "lib-dynload").glob("*.so"))
+    arguments = ["--ro-bind", str(stdlib), str(stdlib)]
+    for name in _LEFT_OUT:
+        if (stdlib / name).is_dir():
+            arguments += ["--tmpfs", str(stdlib / name), "--remount-ro", str(stdlib / name)]
+    for path in (str(binary), *_libraries((str(binary), *dynload))):
+        arguments += ["--ro-bind", path, path]
+    for device in ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"):
+        arguments += ["--dev-bind", device, device]
+    values_path, inside_path = str(Path(values.__file__)), str(Path(inside.__file__).parent)
+    arguments += ["--ro-bind", values_path, f"{_HOME}/shared/problems/values.py"]
+    arguments += ["--ro-bind", inside_path, f"{_HOME}/shared/sandbox/inside"]
+    return tuple(arguments)
+
+
+ENVIRONMENT = {
+    "PYTHONPATH": _HOME,
+    "PYTHONHASHSEED": "0",  # the order of sets of strings is the same for every grader
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "LD_BIND_NOW": "1",  # lazy binding would be repeated by every child
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+}
+PYTHON_FLAGS = ("-s", "-S", "-P", "-X", "utf8")
+
+
+def start(number: int) -> Nursery:
+    """One nursery in its own sandbox, ready. `number` tells the sandboxes of one process apart (their uids)."""
+    program = _program()
+    as_root = os.geteuid() == 0
+    arguments = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    if not as_root:
+        arguments += ["--unshare-user", "--uid", str(nursery.UID), "--gid", str(nursery.UID)]
+    arguments += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1"]
+    arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]  # within the namespace, for the nursery alone
+    if as_root:
+        arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    arguments += [*_runtime(), "--remount-ro", "/", "--chdir", "/", "--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        arguments += ["--setenv", name, value]
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    info_read, info_write = os.pipe()
+    log = tempfile.TemporaryFile()
+    try:
+        arguments += ["--info-fd", str(info_write), str(interpreter()), *PYTHON_FLAGS]
+        arguments += ["-m", nursery.__name__, "root" if as_root else "user", str(theirs.fileno())]
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=(theirs.fileno(), info_write),
+            env={},
+            close_fds=True,
+        )
+    finally:
+        theirs.close()
+        os.close(info_write)
+    started = Nursery(process, control, log)
+    try:
+        with os.fdopen(info_read, "rb") as info:
+            text = info.read()
+        pid = int(json.loads(text)["child-pid"]) if text else 0
+        if pid:
+            with contextlib.suppress(OSError):  # the first to go when memory runs out, not the trainer
+                Path(f"/proc/{pid}/oom_score_adj").write_text("800")
+        control.settimeout(START_S)
+        if as_root and started.expect(b"map"):
+            uid = _FIRST_UID + ((os.getpid() << 6 | number & 63) & 0x0FFFFFFF)
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{pid}/{name}").write_text(f"{nursery.UID} {uid} 1")
+            control.send(b"+")
+        started.expect(b"ready")
+    except (OSError, ValueError, KeyError) as error:
+        reason = started.last_words()
+        started.kill()
+        raise SandboxUnavailable(f"bubblewrap did not start: {reason or error!r}; {WAY_OUT}") from None
+    return started
+
+
+@functools.cache
+def standard_module_paths(top: str) -> tuple[str, ...]:
+    """Files of the standard library that hold a top-level module: mounted over in runs that forbid it."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    if not top.isidentifier() or top not in sys.stdlib_module_names:
+        return ()
+    paths = [stdlib / top, stdlib / f"{top}.py", *sorted((stdlib / "__pycache__").glob(f"{top}.*"))]
+    for name in (top, f"_{top}"):
+        paths += sorted((stdlib / "lib-dynload").glob(f"{name}.*"))
+    return tuple(str(path) for path in paths if path.exists())

@@ -1,0 +1,117 @@
+"""The process that bubblewrap starts: a warm interpreter that forks one confined child per run and never reads a run.
+
+Invariants:
+- It runs no foreign code and parses none: a run arrives as two file descriptors (request, results) which only the child
+  touches. What an earlier run contained is therefore not in the memory that the next one inherits.
+- A child is PID 1 of its own PID namespace: when it ends or the deadline kills it, the kernel kills whatever it started.
+  Only then the nursery answers.
+- It ends when its control socket closes.
+
+Protocol, on the SEQPACKET socket whose number is argv[1]: it sends `ready` (before that, as real root, `map`, and waits
+for the outside to write its id map); then per run ORDER in, two descriptors with it; REPLY out.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import gc
+import json
+import os
+import select
+import signal
+import struct
+import sys
+
+from shared.sandbox.inside import confine, harness
+
+# deadline s, memory bytes, processes, output bytes, hides files (needs a mount namespace)
+ORDER = struct.Struct("<dQIQ?")
+# exit status as waitpid gives it, hit the deadline, processor seconds
+REPLY = struct.Struct("<i?d")
+UID = 1000  # inside the user namespace
+_BROKEN = 125  # the child could not confine itself: never the candidate's doing
+
+
+def _receive(control: _socket.socket) -> tuple[bytes, list[int]]:
+    fds = array.array("i")
+    data, ancillary, _, _ = control.recvmsg(ORDER.size, _socket.CMSG_SPACE(2 * fds.itemsize))
+    for level, kind, payload in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            fds.frombytes(payload)
+    return data, list(fds)
+
+
+def _child(order: tuple[float, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool) -> None:
+    """Never returns."""
+    try:
+        os.close(control_fd)
+        os.setsid()
+        deadline_s, memory, processes, output, _ = order
+        with open(request_fd, "rb") as file:
+            request = json.loads(file.read())
+        if isolated:
+            confine.hide(request["hide"])
+        confine.limit(memory=memory, processes=processes, output=output, cpu_s=int(deadline_s) + 2)
+        if isolated:
+            confine.give_up_privileges()
+    except BaseException as error:
+        os.write(out, f"b{error}".encode()[:500])
+        os._exit(_BROKEN)
+    try:
+        harness.serve(request, out)
+    finally:
+        os._exit(0)
+
+
+def _watch(pid: int, deadline_s: float, control: _socket.socket, isolated: bool) -> bytes:
+    """Waits for the child, kills it at the deadline, reaps it: then nothing of the run is alive."""
+    handle = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.register(control.fileno(), 0)  # hang-up only
+    events = dict(poll.poll(deadline_s * 1000))
+    if control.fileno() in events:
+        os._exit(0)  # as PID 1 of the sandbox: everything in it dies
+    late = handle not in events
+    if late:
+        os.kill(pid, signal.SIGKILL)
+    if not isolated:  # without a PID namespace only the group can be reached
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+    _, status, usage = os.wait4(pid, 0)
+    os.close(handle)
+    return REPLY.pack(status, late, usage.ru_utime + usage.ru_stime)
+
+
+def main() -> None:
+    mode, control = sys.argv[1], _socket.socket(fileno=int(sys.argv[2]))
+    isolated = mode != "process"
+    if mode == "root":
+        confine.enter_user_namespace()
+        control.send(b"map")
+        control.recv(1)
+        confine.become(UID)
+    sys.path[:] = [path for path in sys.path if path != os.environ.get("PYTHONPATH")]
+    harness.warm()
+    gc.collect()
+    gc.freeze()  # the collector of a child would touch, and so copy, every page
+    control.send(b"ready")
+    while True:
+        data, fds = _receive(control)
+        if not data:
+            return
+        order = ORDER.unpack(data)
+        flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[4] else 0)) if isolated else 0
+        pid = confine.fork_into_namespaces(flags) if isolated else os.fork()
+        if pid == 0:
+            _child(order, *fds, control.fileno(), isolated)
+        for fd in fds:
+            os.close(fd)
+        control.send(_watch(pid, order[0], control, isolated))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""One nursery seen from outside, and the slot that keeps one alive: starts it, gives it runs, replaces it.
+
+Blocking code on purpose: `shared.sandbox.pool` gives every slot a thread, Celery tasks and the curator call it directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import IO
+
+from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
+from shared.sandbox.inside.harness import TIMEOUT_EXIT
+from shared.sandbox.inside.nursery import ORDER, REPLY
+
+START_S = 30.0  # a busy machine starts slowly
+_GRACE_S = 10.0  # beyond a run's own deadline, until the nursery itself counts as dead
+_RUNS_PER_NURSERY = 2000  # bounds what an unseen leak could add up to; a start costs as much as about 50 runs
+_BROKEN = 125
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}\Z")
+
+
+class NurseryDied(Exception):
+    """The sandbox failed, not the candidate."""
+
+
+class Nursery:
+    """The process, its control socket and its log. The socket is at its start-up time-out until the first run."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: IO[bytes]) -> None:
+        self.process, self.control, self.log = process, control, log
+
+    def expect(self, word: bytes) -> bool:
+        """Waits for a word of the start-up. ValueError when something else came, OSError when nothing did."""
+        found = self.control.recv(64)
+        if found != word:
+            raise ValueError(f"found {found!r}, expected {word!r}")
+        return True
+
+    def execute(self, order: bytes, fds: list[int], deadline_s: float) -> tuple[int, bool]:
+        """(exit status as waitpid gives it, whether the deadline ended it). Raises NurseryDied."""
+        try:
+            self.control.settimeout(deadline_s + _GRACE_S)
+            socket.send_fds(self.control, [order], fds)
+            reply = self.control.recv(REPLY.size + 1)
+            status, late, _ = REPLY.unpack(reply)
+        except (OSError, ValueError) as error:
+            raise NurseryDied(f"{error!r}; {self.last_words()}") from None
+        except Exception as error:  # struct.error: the stream is no longer in step
+            raise NurseryDied(repr(error)) from None
+        return status, late
+
+    def last_words(self) -> str:
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            self.process.wait(timeout=1.0)
+        with contextlib.suppress(OSError, ValueError):
+            self.log.seek(0)
+            return self.log.read()[-2000:].decode(errors="replace").strip()
+        return ""
+
+    def kill(self) -> None:
+        self.control.close()
+        self.process.kill()  # bubblewrap dies with it, and the sandbox with that
+        self.process.wait()
+        self.log.close()
+
+
+class Slot:
+    """Runs one function at a time. Not thread-safe; a fork of the process leaves the nursery to the parent."""
+
+    def __init__(self, start: Callable[[], Nursery], hidden_paths: Callable[[str], tuple[str, ...]]) -> None:
+        self._start, self._hidden_paths = start, hidden_paths
+        self._nursery: Nursery | None = None
+        self._owner = self._runs = 0
+
+    def run(self, run: FunctionRun) -> list[CallResult]:
+        """One result per call. A nursery that dies is replaced and the run given once more; then SandboxUnavailable."""
+        try:
+            return self._attempt(run)
+        except NurseryDied:
+            self.close()
+        try:
+            return self._attempt(run)
+        except NurseryDied as error:
+            self.close()
+            raise SandboxUnavailable(f"a fresh sandbox died twice under one run: {error}") from None
+
+    def close(self) -> None:
+        if self._nursery is not None and self._owner == os.getpid():
+            self._nursery.kill()
+        self._nursery = None
+
+    def _ready(self) -> Nursery:
+        if self._nursery is None or self._owner != os.getpid() or self._runs >= _RUNS_PER_NURSERY:
+            self.close()
+            self._nursery, self._owner, self._runs = self._start(), os.getpid(), 0
+        self._runs += 1
+        return self._nursery
+
+    def _attempt(self, run: FunctionRun) -> list[CallResult]:
+        nursery, limits = self._ready(), run.limits
+        tops = sorted({name.partition(".")[0] for name in run.forbidden_imports})
+        hide = [path for top in tops for path in self._hidden_paths(top)]
+        request = {
+            "source": run.source,
+            "entry": run.entry,
+            "args": run.args,
+            "call_s": limits.call_s,
+            "forbidden": tops,
+            "hide": hide,
+            "stop_at_error": run.stop_at_error,
+        }
+        order = ORDER.pack(limits.time_s, limits.memory_mb << 20, limits.processes, limits.output_bytes, bool(hide))
+        # Files without a name: the nursery never sees what is in them, a full one blocks nobody, and both end with the run.
+        with open(os.memfd_create("request"), "wb") as request_file, open(os.memfd_create("results"), "rb") as result_file:
+            request_file.write(json.dumps(request).encode())
+            request_file.flush()
+            request_file.seek(0)
+            status, late = nursery.execute(order, [request_file.fileno(), result_file.fileno()], limits.time_s)
+            result_file.seek(0)
+            text = result_file.read(limits.output_bytes)
+        if os.waitstatus_to_exitcode(status) == _BROKEN and text.startswith(b"b"):
+            raise NurseryDied(text[1:].decode(errors="replace"))
+        return _results(text, len(run.args), status, late, run.stop_at_error)
+
+
+def _results(text: bytes, calls: int, status: int, late: bool, stop_at_error: bool) -> list[CallResult]:
+    """Reads the lines of a hostile process: too many are dropped, unfit ones are errors, missing ones say how it ended."""
+    results: list[CallResult] = []
+    *lines, rest = text.split(b"\n")
+    for line in lines[:calls]:
+        if line[:1] == b"v" and line.isascii():
+            results.append(CallResult(line[1:].decode("ascii")))
+        else:
+            name = line[1:].decode("ascii", "replace") if line[:1] == b"e" else ""
+            results.append(CallResult(None, name if _NAME.match(name) else "Error"))
+    if len(results) < calls:
+        code = os.waitstatus_to_exitcode(status)
+        if stop_at_error and results and results[-1].error:
+            missing = "NotRun"
+        elif late or code == TIMEOUT_EXIT:
+            missing = "Timeout"
+        else:
+            missing = "OutputLimit" if rest else "Died"
+        results += [CallResult(None, missing)] * (calls - len(results))
+    return results
