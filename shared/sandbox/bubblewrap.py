@@ -76,17 +76,20 @@ def _runtime() -> tuple[str, ...]:
     """bubblewrap arguments that mount the interpreter, its standard library and their shared libraries, nothing else."""
     binary, stdlib = interpreter(), Path(sysconfig.get_path("stdlib"))
     dynload = sorted(str(path) for path in (stdlib / "lib-dynload").glob("*.so"))
-    arguments = ["--ro-bind", str(stdlib), str(stdlib)]
+    binds = [(path, path) for path in (str(stdlib), str(binary), *_libraries((str(binary), *dynload)))]
+    binds += [(str(Path(values.__file__)), f"{_HOME}/shared/problems/values.py")]
+    binds += [(str(Path(inside.__file__).parent), f"{_HOME}/shared/sandbox/inside")]
+    parents = {parent for _, target in binds for parent in Path(target).parents} | {Path("/dev")}
+    arguments = []
+    for parent in sorted(parents - {Path("/")}):  # left to itself, bubblewrap makes some of them for root only
+        arguments += ["--perms", "0755", "--dir", str(parent)]
+    for source, target in binds:
+        arguments += ["--ro-bind", source, target]
     for name in _LEFT_OUT:
         if (stdlib / name).is_dir():
             arguments += ["--tmpfs", str(stdlib / name), "--remount-ro", str(stdlib / name)]
-    for path in (str(binary), *_libraries((str(binary), *dynload))):
-        arguments += ["--ro-bind", path, path]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"):
         arguments += ["--dev-bind", device, device]
-    values_path, inside_path = str(Path(values.__file__)), str(Path(inside.__file__).parent)
-    arguments += ["--ro-bind", values_path, f"{_HOME}/shared/problems/values.py"]
-    arguments += ["--ro-bind", inside_path, f"{_HOME}/shared/sandbox/inside"]
     return tuple(arguments)
 
 
