@@ -227,8 +227,8 @@ class Inbox:
 
 
 class Deliveries(AsyncIterator[Received]):
-    """What `deliveries()` returns. `aclose()`, or dropping the last reference, leaves the group: nothing new is read, and
-    for a short while the adapter waits until what is in flight is settled."""
+    """What `deliveries()` returns. `aclose()`, or dropping the last reference, leaves the group: nothing new is read,
+    and for a short while the adapter waits until what is in flight is settled."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

@@ -313,8 +313,11 @@ class _Worker:
     def _write(
         self, appends: list[tuple[list[Row], Future[None]]], now: float, *, beat: bool, commit: bool, last: bool
     ) -> None:
-        """One transaction for all that is due; nothing due, no transaction."""
+        """One transaction for all that is due; nothing due, no transaction. A position that passes a buried message is
+        never written before the dead letter: both are in every transaction until one succeeds."""
         buried = [(s, *entry) for s in self._subscriptions for entry in s.burying]
+        for subscription, item, _ in buried:
+            subscription.acknowledge(item)
         moved = [(s, leases) for s in self._subscriptions if commit and (leases := s.uncommitted())]
         if not (appends or buried or moved or beat):
             return
@@ -328,8 +331,7 @@ class _Worker:
                 self._beat(now, last)
         for _, future in appends:
             _resolve(future, None, None)
-        for subscription, item, _ in buried:
-            subscription.acknowledge(item)
+        for subscription, *_ in buried:
             subscription.burying.clear()
         for subscription, leases in moved:
             for lease in leases:
@@ -368,7 +370,8 @@ class _Worker:
                 self._join(subscription, subscription.group)
         for member in self._store.dead(time.time()):
             self._store.leave(member)
-        look = last or self._store.membership() != self._membership
+        before, self._membership = self._membership, self._store.membership()
+        look = last or self._membership != before
         for subscription in list(self._subscriptions):
             if subscription.group is None:
                 if subscription.leaving or last:
@@ -379,7 +382,8 @@ class _Worker:
             if last or (subscription.leaving and not subscription.leases):
                 self._store.leave(subscription.member)
                 self._remove(subscription)
-        self._membership = self._store.membership()
+        if self._store.membership() != self._membership:  # what we changed may have changed our own share: look again
+            self._next_heartbeat = now
 
     def _start(self, subscription: _Subscription) -> None:
         for topic in subscription.topics.values():

@@ -99,7 +99,7 @@ class Store:
         with self.write():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version not in (0, SCHEMA_VERSION):
-                raise ValueError(f"{self.path}: bus file of schema {version}; this version reads {SCHEMA_VERSION}")
+                raise sqlite3.DatabaseError(f"schema {version}; this version reads {SCHEMA_VERSION}")
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)

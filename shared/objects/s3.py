@@ -1,7 +1,7 @@
 """Objects in MinIO or any S3.
 
-The checksum (xxh3-128) travels as user metadata, so that `head` needs no download; a get re-computes it. A put is atomic
-by S3's own promise. `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024).
+The checksum (xxh3-128) travels as user metadata, so that `head` needs no download; a get re-computes it. A put is
+atomic by S3's own promise. `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024).
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class S3Objects:
     def put_if_absent(self, key: str, data: bytes) -> Ref | None:
         checksum = xxhash.xxh3_128_hexdigest(data)
         # The client's public put_object takes no conditional headers; this is the request that it would make.
+        headers: dict[str, str | list[str] | tuple[str]]
         headers = {"If-None-Match": "*", CHECKSUM: checksum, "Content-Type": "application/octet-stream"}
         try:
             self._client._put_object(self._bucket, keys.check(key), data, headers)

@@ -1,0 +1,488 @@
+"""What every bus promises. Runs on the embedded adapter, and on Kafka where ETUDE_TEST_KAFKA names a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus, BusUnavailable, Delivery, connect, dead_letters
+from shared.bus.batching import batches
+from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
+from shared.contracts.messages import Alert, RunControl
+from shared.contracts.topics import Topic
+
+MEMBER = Path(__file__).with_name("bus_member.py")
+PATIENCE_S = 45.0  # a promise that is not kept in this time counts as broken
+
+
+def alert(what: object) -> Alert:
+    return Alert(run="r", name="n", severity="info", what=str(what))
+
+
+@dataclass
+class World:
+    """One log and what a test needs to talk about it."""
+
+    url: str
+    topic: Topic
+    opened: list[Bus]
+
+    def open(self, client: str = "test") -> Bus:
+        bus = connect(self.url, client=client)
+        self.opened.append(bus)
+        return bus
+
+    def member(self, group: str, mode: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(MEMBER), self.url, self.topic.name, group, mode],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+
+@pytest.fixture(params=["sqlite", "kafka"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    if request.param == "kafka":
+        broker = os.environ.get("ETUDE_TEST_KAFKA")
+        if not broker:
+            pytest.skip("no broker: set ETUDE_TEST_KAFKA=HOST:PORT to hold the Kafka adapter to the same contract")
+        url = f"kafka://{broker}"
+    else:
+        url = f"sqlite:{tmp_path / 'bus.db'}"
+    return World(url, Topic(f"test.{uuid.uuid4().hex[:12]}", (Alert,), partitions=8), [])
+
+
+@pytest.fixture
+def go(world: World) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a test's coroutine; what it opened is closed afterwards, in the same loop."""
+
+    def run(scenario: Callable[[], Awaitable[None]]) -> None:
+        async def bounded() -> None:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await scenario()
+            finally:
+                for bus in world.opened:
+                    await bus.close()
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def take(deliveries: AsyncIterator[Delivery], count: int) -> list[Delivery]:
+    return [await anext(deliveries) for _ in range(count)]
+
+
+async def nothing_comes(deliveries: AsyncIterator[Delivery], seconds: float = 0.4) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await anext(deliveries)
+    except TimeoutError:
+        return True
+    return False
+
+
+def texts(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.message.what for delivery in deliveries]
+
+
+def test_what_is_published_arrives_unchanged_and_once(world, go):
+    async def scenario():
+        bus = world.open()
+        sent = Alert(run="r1", name="drift", severity="critical", what="héllo \x00 \u202e", examples=["a", "b"])
+        await bus.publish(world.topic, "key", sent)
+        deliveries = bus.deliveries([world.topic], "g", 4)
+        (got,) = await take(deliveries, 1)
+        assert (got.message, got.key, got.topic) == (sent, "key", world.topic)
+        got.done()
+        assert await nothing_comes(deliveries)
+
+    go(scenario)
+
+
+def test_order_holds_per_key_across_publishers(world, go):
+    async def scenario():
+        one, two = world.open("one"), world.open("two")
+
+        async def publish(bus, key):
+            for i in range(60):
+                await bus.publish(world.topic, key, alert(i))
+
+        await asyncio.gather(publish(one, "a"), publish(one, "b"), publish(two, "c"), publish(two, "d"))
+        seen: dict[str, list[int]] = {}
+        deliveries = one.deliveries([world.topic], "g", 16)
+        for _ in range(240):
+            delivery = await anext(deliveries)
+            seen.setdefault(delivery.key, []).append(int(delivery.message.what))
+            delivery.done()
+        assert seen == {key: list(range(60)) for key in "abcd"}
+
+    go(scenario)
+
+
+def test_publish_many_keeps_its_order_within_a_key_over_several_topics(world, go):
+    async def scenario():
+        bus = world.open()
+        other = Topic(world.topic.name + ".other", (Alert,), partitions=2)
+        await bus.publish_many([(world.topic if i % 2 else other, "k", alert(i)) for i in range(40)])
+        deliveries = bus.deliveries([world.topic, other], "g", 100)
+        got = await take(deliveries, 40)
+        for topic, rest in ((world.topic, 1), (other, 0)):
+            assert [int(d.message.what) for d in got if d.topic == topic] == [i for i in range(40) if i % 2 == rest]
+
+    go(scenario)
+
+
+def test_every_group_gets_everything_and_a_new_group_starts_at_the_beginning(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(10)])
+        for group in ("first", "second"):
+            got = await take(bus.deliveries([world.topic], group, 10), 10)
+            assert sorted(texts(got)) == sorted(str(i) for i in range(10))
+            for delivery in got:
+                delivery.done()
+
+    go(scenario)
+
+
+def test_what_was_not_acknowledged_comes_again_after_the_consumer_is_killed(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "same", alert(i)) for i in range(20)])
+        process = await asyncio.to_thread(world.member, "g", "odd")
+        for _ in range(20):
+            assert await asyncio.to_thread(process.stdout.readline)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        got = await take(bus.deliveries([world.topic], "g", 100), 20)  # 0 was never acknowledged: all from there on
+        assert texts(got) == [str(i) for i in range(20)]
+
+    go(scenario)
+
+
+def test_what_was_acknowledged_does_not_come_again_after_a_restart(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "same", alert(i)) for i in range(10)])
+        for delivery in await take(bus.deliveries([world.topic], "g", 10), 10):
+            if delivery.message.what != "7":
+                delivery.done()
+        await bus.close()
+        again = world.open()
+        assert texts(await take(again.deliveries([world.topic], "g", 10), 3)) == ["7", "8", "9"]
+
+    go(scenario)
+
+
+def test_a_publish_that_returned_survives_sigkill_of_the_publisher(world, go):
+    async def scenario():
+        process = await asyncio.to_thread(world.member, "-", "publish")
+        durable = -1
+        for _ in range(50):
+            durable = int(await asyncio.to_thread(process.stdout.readline))
+        process.send_signal(signal.SIGKILL)
+        durable = max([durable, *(int(line) for line in process.stdout.read().split())])
+        process.wait()
+        deliveries = world.open().deliveries([world.topic], "g", 10_000)
+        seen = {int(d.message.what) for d in await take(deliveries, durable + 1)}
+        assert seen >= set(range(durable)) | ({durable} & seen)
+        assert len(seen) == durable + 1
+
+    go(scenario)
+
+
+def test_the_lowest_contiguous_offset_is_committed_when_acknowledgements_come_out_of_order(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(6)])
+        got = await take(bus.deliveries([world.topic], "g", 10), 6)
+        for i in (5, 3, 1):
+            got[i].done()
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 6}
+        got[0].done()
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 4}
+        got[2].done()
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 2}
+        got[4].done()
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+
+    go(scenario)
+
+
+def test_no_more_than_max_in_flight_are_out_at_a_time(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(10)])
+        deliveries = bus.deliveries([world.topic], "g", 3)
+        got = await take(deliveries, 3)
+        assert await nothing_comes(deliveries)
+        got[1].done()
+        await take(deliveries, 1)
+        assert await nothing_comes(deliveries)
+
+    go(scenario)
+
+
+def test_retry_gives_the_message_again_later_and_lets_others_pass(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(3)])
+        deliveries = bus.deliveries([world.topic], "g", 1)
+        (first,) = await take(deliveries, 1)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + 0.5
+        first.retry(0.5)
+        first.done()  # the first answer counts
+        for expected in ("1", "2"):
+            (got,) = await take(deliveries, 1)
+            assert got.message.what == expected
+            got.done()
+        (again,) = await take(deliveries, 1)
+        assert again.message.what == "0"
+        assert loop.time() >= due - 0.01
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 3}
+        again.done()
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+
+    go(scenario)
+
+
+def test_bury_keeps_bytes_and_headers_in_the_dead_letter_topic_with_the_reason(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish(world.topic, "k", alert("bad"))
+        (bad,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        bad.bury("cannot be graded")
+        (letter,) = await take(bus.deliveries([dead_letters(world.topic)], "people", 1), 1)
+        raw = letter.message
+        assert raw.headers["dead-letter-reason"] == "cannot be graded"
+        assert raw.headers["schema"] == f"{world.topic.name}/1.0"
+        assert raw.headers["dead-letter-source"].startswith(world.topic.name)
+        assert (letter.key, b'"what":"bad"' in raw.data) == ("k", True)
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+
+    go(scenario)
+
+
+UNREADABLE = {
+    "no header": Raw(b"{}", {}),
+    "another major": Raw(b"{}", {"schema": "x/9.0"}),
+    "no JSON": Raw(b"\xff\x00{", {"schema": "x/1.0"}),
+    "a field of another type": Raw(b'{"type":"Alert","run":1}', {"schema": "x/1.0"}),
+    "a foreign message": Raw(b'{"type":"RunControl","run":"r","action":"stop"}', {"schema": "x/1.0"}),
+    "deep nesting": Raw(b'{"a":' * 5000, {"schema": "x/1.0"}),
+}
+
+
+def test_an_unreadable_message_is_buried_and_never_stops_the_consumer(world, go):
+    async def scenario():
+        bus = world.open()
+        raw_topic = Topic(world.topic.name, (Raw,), partitions=world.topic.partitions)
+        for poison in UNREADABLE.values():
+            await bus.publish(raw_topic, "k", poison)
+        await bus.publish(world.topic, "k", alert("good"))
+        (good,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        assert good.message.what == "good"
+        good.done()
+        letters = await take(bus.deliveries([dead_letters(world.topic)], "people", 10), len(UNREADABLE))
+        assert sorted(letter.message.data for letter in letters) == sorted(p.data for p in UNREADABLE.values())
+        assert all(letter.message.headers["dead-letter-reason"] for letter in letters)
+        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+
+    go(scenario)
+
+
+def test_unknown_fields_of_the_same_major_version_are_ignored(world, go):
+    async def scenario():
+        bus = world.open()
+        newer = b'{"type":"Alert","run":"r","name":"n","severity":"info","what":"w","new_field":[1]}'
+        await bus.publish(Topic(world.topic.name, (Raw,), partitions=8), "k", Raw(newer, {"schema": "x/1.7"}))
+        (got,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        assert (got.message.what, got.headers["schema"]) == ("w", "x/1.7")
+
+    go(scenario)
+
+
+def test_a_message_above_64_kib_or_of_a_foreign_type_is_refused_at_the_producer(world, go):
+    async def scenario():
+        bus = world.open()
+        with pytest.raises(MessageTooLarge):
+            await bus.publish(world.topic, "k", alert("x" * MAX_BYTES))
+        with pytest.raises(TypeError, match="carries Alert, not RunControl"):
+            await bus.publish(world.topic, "k", RunControl(run="r", action="stop"))
+        with pytest.raises(MessageTooLarge):  # all or nothing: the good one is not sent either
+            await bus.publish_many([(world.topic, "k", alert("good")), (world.topic, "k", alert("x" * MAX_BYTES))])
+        await bus.publish(world.topic, "k", alert("x" * (MAX_BYTES - 200)))
+        (got,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        assert len(got.message.what) == MAX_BYTES - 200
+
+    go(scenario)
+
+
+def test_a_broadcast_reader_reads_all_from_the_start_every_time_and_then_follows(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(5)])
+        for _ in range(2):
+            deliveries = bus.deliveries([world.topic], None, 2)
+            for _ in range(5):
+                (await anext(deliveries)).done()
+        follower = bus.deliveries([world.topic], None, 10)
+        await take(follower, 5)
+        await world.open("other").publish(world.topic, "k", alert("new"))
+        assert texts(await take(follower, 1)) == ["new"]
+
+    go(scenario)
+
+
+def test_three_consumers_share_the_partitions_and_every_message_goes_to_one(world, go):
+    async def scenario():
+        buses = [world.open(f"c{i}") for i in range(3)]
+        seen: Counter[str] = Counter()
+        by_member: Counter[int] = Counter()
+
+        async def consume(index):
+            async for delivery in buses[index].deliveries([world.topic], "g", 4):
+                seen[delivery.message.what] += 1
+                by_member[index] += 1
+                delivery.done()
+
+        tasks = [asyncio.create_task(consume(i)) for i in range(3)]
+        sent = 0
+        while len(by_member) < 3 or min(by_member.values()) < 10:  # until the group has balanced
+            await buses[0].publish_many([(world.topic, str(i), alert(i)) for i in range(sent, sent + 48)])
+            sent += 48
+            await asyncio.sleep(0.2)
+        while await buses[0].lag([world.topic], "g") != {world.topic.name: 0}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert seen == Counter({str(i): 1 for i in range(sent)})
+        for task in tasks:
+            task.cancel()
+
+    go(scenario)
+
+
+def test_a_dead_members_partitions_move_to_the_living(world, go):
+    async def scenario():
+        bus = world.open()
+        processes = [await asyncio.to_thread(world.member, "g", "hold") for _ in range(2)]
+        deliveries = bus.deliveries([world.topic], "g", 1000)
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(64)])
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        seen: set[str] = set()
+        while len(seen) < 64:
+            delivery = await anext(deliveries)
+            seen.add(delivery.message.what)
+            delivery.done()
+
+    go(scenario)
+
+
+def test_a_frozen_members_late_acknowledgement_does_not_move_the_new_owners_position(world, go):
+    async def scenario():
+        bus = world.open()
+        process = await asyncio.to_thread(world.member, "g", "done")
+        process.send_signal(signal.SIGSTOP)  # alive, silent: its lease runs out
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(16)])
+        held = await take(bus.deliveries([world.topic], "g", 1000), 16)
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(1.5)  # it may join again and acknowledge what it is given, which we still hold
+        process.kill()
+        process.wait()
+        assert len(held) == 16
+        for delivery in held:
+            delivery.done()
+        rest = bus.deliveries([world.topic], "g", 1000)
+        while await bus.lag([world.topic], "g") != {world.topic.name: 0}:
+            try:
+                async with asyncio.timeout(0.2):
+                    (await anext(rest)).done()
+            except TimeoutError:
+                pass
+
+    go(scenario)
+
+
+def test_a_consumer_that_leaves_hands_back_what_it_did_not_take(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(10)])
+        leaver = bus.deliveries([world.topic], "g", 5)
+        got = await take(leaver, 5)
+        del leaver  # as after a `break`
+        for delivery in got:
+            delivery.done()
+        assert texts(await take(bus.deliveries([world.topic], "g", 5), 5)) == [str(i) for i in range(5, 10)]
+
+    go(scenario)
+
+
+def test_close_writes_acknowledgements_and_ends_the_iterators(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish(world.topic, "k", alert(1))
+        deliveries = bus.deliveries([world.topic], "g", 1)
+        (await anext(deliveries)).done()
+        waiting = asyncio.create_task(anext(deliveries, None))
+        await asyncio.sleep(0)
+        await bus.close()
+        assert await waiting is None
+        with pytest.raises(BusUnavailable):
+            await bus.publish(world.topic, "k", alert(2))
+        assert await world.open("later").lag([world.topic], "g") == {world.topic.name: 0}
+
+    go(scenario)
+
+
+def test_a_cancelled_wait_loses_no_message(world, go):
+    async def scenario():
+        bus = world.open()
+        deliveries = bus.deliveries([world.topic], "g", 100)
+        publisher = asyncio.create_task(bus.publish_many([(world.topic, "k", alert(i)) for i in range(30)]))
+        got: list[Delivery] = []
+        while len(got) < 30:
+            try:
+                async with asyncio.timeout(0.003):
+                    got.append(await anext(deliveries))
+            except TimeoutError:
+                pass
+        await publisher
+        assert texts(got) == [str(i) for i in range(30)]
+
+    go(scenario)
+
+
+def test_batches_are_full_when_there_is_plenty_and_partial_after_the_linger(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(25)])
+        stream = batches(bus.deliveries([world.topic], "g", 64), max_size=10, linger_s=0.3)
+        sizes = []
+        async for batch in stream:
+            sizes.append(len(batch))
+            for delivery in batch:
+                delivery.done()
+            if sum(sizes) == 25:
+                break
+        assert sizes == [10, 10, 5]
+        await stream.aclose()
+
+    go(scenario)

@@ -1,0 +1,195 @@
+"""What every object store promises. Runs on a directory, and on S3 where ETUDE_TEST_S3 names a server and bucket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.contracts.run import Ref
+from shared.objects import ObjectDamaged, ObjectMissing, Objects, connect, keys
+from shared.objects.directory import DirectoryObjects
+
+
+@pytest.fixture(params=["directory", "s3"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    if request.param == "s3":
+        url = os.environ.get("ETUDE_TEST_S3")
+        if not url:
+            pytest.skip("no S3 server: set ETUDE_TEST_S3=s3://BUCKET@HOST:PORT and ETUDE_S3_ACCESS_KEY, …_SECRET_KEY")
+        return connect(url)
+    return connect(f"file:{tmp_path / 'objects'}")
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test/{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 9000])
+def test_what_is_put_comes_back_with_its_size_and_checksum(objects, prefix, data):
+    ref = objects.put(f"{prefix}/a b/ü.bin", data)
+    assert (ref.key, ref.size, len(ref.checksum)) == (f"{prefix}/a b/ü.bin", len(data), 32)
+    assert objects.get(ref) == data
+    assert objects.head(ref.key) == ref
+
+
+def test_files_stream_in_and_out(objects, prefix, tmp_path):
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(os.urandom(3_000_000))
+    ref = objects.put_file(f"{prefix}/file", source)
+    assert ref == objects.put(f"{prefix}/bytes", source.read_bytes()).__class__(
+        key=ref.key, size=ref.size, checksum=ref.checksum
+    )
+    target.write_bytes(b"old")
+    objects.get_file(ref, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["in", "out"]
+
+
+def test_a_missing_object_is_named(objects, prefix, tmp_path):
+    ref = Ref(key=f"{prefix}/none", size=1, checksum="0" * 32)
+    for act in (lambda: objects.get(ref), lambda: objects.head(ref.key), lambda: objects.get_file(ref, tmp_path / "x")):
+        with pytest.raises(ObjectMissing, match="none"):
+            act()
+    assert not (tmp_path / "x").exists()
+    objects.delete(ref.key)
+
+
+def test_other_bytes_than_the_reference_names_are_damage(objects, prefix, tmp_path):
+    ref = objects.put(f"{prefix}/a", b"good")
+    for wrong in (msgspec.structs.replace(ref, checksum="0" * 32), msgspec.structs.replace(ref, size=3)):
+        with pytest.raises(ObjectDamaged, match="a"):
+            objects.get(wrong)
+        with pytest.raises(ObjectDamaged):
+            objects.get_file(wrong, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_put_replaces_and_put_if_absent_does_not(objects, prefix):
+    first = objects.put_if_absent(f"{prefix}/claim", b"first")
+    assert first is not None
+    assert objects.put_if_absent(f"{prefix}/claim", b"second") is None
+    assert objects.get(first) == b"first"
+    assert objects.get(objects.put(f"{prefix}/claim", b"third")) == b"third"
+
+
+def test_exactly_one_of_many_wins_a_conditional_put(objects, prefix):
+    for round_number in range(5):
+        key = f"{prefix}/incarnation/{round_number}"
+        with ThreadPoolExecutor(8) as pool:
+            refs = list(pool.map(lambda i, key=key: objects.put_if_absent(key, str(i).encode()), range(8)))
+        (winner,) = [ref for ref in refs if ref]
+        assert objects.head(key) == winner
+
+
+def test_list_gives_the_keys_under_a_prefix_in_order(objects, prefix):
+    names = ["b", "a/1", "a/2/x", "a-1", "ab/3", "c/d"]
+    for name in names:
+        objects.put(f"{prefix}/{name}", b"")
+    assert list(objects.list(f"{prefix}/")) == sorted(f"{prefix}/{name}" for name in names)
+    assert list(objects.list(f"{prefix}/a/")) == [f"{prefix}/a/1", f"{prefix}/a/2/x"]
+    assert list(objects.list(f"{prefix}/a")) == [f"{prefix}/{n}" for n in ("a-1", "a/1", "a/2/x", "ab/3")]
+    assert list(objects.list(f"{prefix}/none/")) == []
+    objects.delete(f"{prefix}/a/1")
+    assert list(objects.list(f"{prefix}/a/")) == [f"{prefix}/a/2/x"]
+
+
+BAD_KEYS = ["", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", ".", "a/./b", "a\\b", "a\x00b", "a\nb", ".tmp/x"]
+
+
+@pytest.mark.parametrize("key", [*BAD_KEYS, "x" * 1025, "\ud800"])
+def test_a_key_that_is_no_plain_path_is_refused(objects, key, tmp_path):
+    with pytest.raises(ValueError, match="object key"):
+        objects.put(key, b"x")
+    with pytest.raises(ValueError, match="object key"):
+        objects.get(Ref(key=key, size=1, checksum=""))
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=300)
+def test_no_key_that_passes_the_check_leaves_the_directory(key):
+    try:
+        keys.check(key)
+    except ValueError:
+        return
+    root = Path("/objects")
+    assert os.path.normpath(root / key) == str(root / key)
+    assert (root / key).is_relative_to(root)
+
+
+def test_an_object_cannot_lie_under_anothers_key_in_a_directory(tmp_path):
+    objects = DirectoryObjects(tmp_path / "o")
+    objects.put("a/b", b"1")
+    for key in ("a", "a/b/c"):
+        with pytest.raises(ValueError, match="under the key of another"):
+            objects.put(key, b"2")
+        with pytest.raises(ValueError, match="under the key of another"):
+            objects.put_if_absent(key, b"2")
+    assert list(objects.list("")) == ["a/b"]
+
+
+def test_a_flipped_bit_on_disk_is_damage(tmp_path):
+    objects = DirectoryObjects(tmp_path / "o")
+    ref = objects.put("a", b"x" * 1000)
+    raw = bytearray((tmp_path / "o" / "a").read_bytes())
+    raw[500] ^= 1
+    (tmp_path / "o" / "a").write_bytes(raw)
+    with pytest.raises(ObjectDamaged, match="a: checksum"):
+        objects.get(ref)
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_killed_while_writing_leaves_whole_objects_only(tmp_path, fsync):
+    script = textwrap.dedent(f"""
+        import itertools
+        from pathlib import Path
+        from shared.objects.directory import DirectoryObjects
+        objects = DirectoryObjects(Path({str(tmp_path / "o")!r}), fsync={fsync})
+        for i in itertools.count():
+            data = bytes([i % 256]) * 300_000
+            objects.put("same", data)
+            objects.put(f"many/{{i % 10}}", data)
+            print(i, flush=True)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    for _ in range(20):
+        assert process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    objects = DirectoryObjects(tmp_path / "o")
+    found = list(objects.list(""))
+    assert len(found) == 11
+    for key in found:
+        assert len(set(objects.get(objects.head(key)))) == 1
+        assert objects.head(key).size == 300_000
+
+
+def test_a_temporary_of_a_process_long_dead_is_swept(tmp_path):
+    DirectoryObjects(tmp_path / "o")
+    old, new = tmp_path / "o" / ".tmp" / "old", tmp_path / "o" / ".tmp" / "new"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    assert list(DirectoryObjects(tmp_path / "o").list("")) == []
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "file:", "file:/x?fsync=2", "s3://b", "s3://@h:1"])
+def test_an_url_that_is_none_says_what_is_allowed(url):
+    with pytest.raises(ValueError, match="allowed"):
+        connect(url)

@@ -1,0 +1,211 @@
+"""What only the embedded bus promises: many processes on one file, retention, errors of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from shared.bus import BusUnavailable, connect
+from shared.bus.sqlite import SqliteBus
+from shared.contracts.messages import Alert
+from shared.contracts.topics import Topic
+
+TOPIC = Topic("t", (Alert,), partitions=4)
+COMPACTED = Topic("c", (Alert,), partitions=1, compacted=True)
+
+
+def alert(what: object) -> Alert:
+    return Alert(run="r", name="n", severity="info", what=str(what))
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def age(path: Path, seconds: float) -> None:
+    """Makes every message older."""
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE messages SET at = at - ?", (seconds,))
+    db.close()
+
+
+def count(path: Path, topic: str) -> int:
+    db = sqlite3.connect(path)
+    try:
+        return db.execute("SELECT count(*) FROM messages WHERE topic = ?", (topic,)).fetchone()[0]
+    finally:
+        db.close()
+
+
+async def read(bus, topic, group, number, acknowledge=True):
+    deliveries = bus.deliveries([topic], group, 100)
+    got = [await anext(deliveries) for _ in range(number)]
+    if acknowledge:
+        for delivery in got:
+            delivery.done()
+    return [delivery.message.what for delivery in got]
+
+
+def test_the_purge_deletes_only_what_every_group_has_acknowledged_and_only_when_it_is_old(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        await bus.publish_many([(TOPIC, str(i), alert(i)) for i in range(20)])
+        await read(bus, TOPIC, "fast", 20)
+        await bus.lag([TOPIC], "fast")
+        age(path, 7200)
+        slow = bus.deliveries([TOPIC], "slow", 100)
+        got = [await anext(slow) for _ in range(20)]
+        assert await bus.purge() == 0
+        for delivery in got[:10]:
+            delivery.done()
+        await bus.lag([TOPIC], "slow")
+        assert 0 < await bus.purge() <= 10
+        for delivery in got[10:]:
+            delivery.done()
+        await bus.publish(TOPIC, "k", alert("new"))
+        await read(bus, TOPIC, "fast", 1)
+        (await anext(slow)).done()
+        await bus.lag([TOPIC], "slow")
+        await bus.purge()
+        assert count(path, "t") == 1  # acknowledged by all, but young
+        await bus.close()
+
+    run(scenario)
+
+
+def test_a_topic_that_somebody_reads_as_broadcast_keeps_everything_for_its_retention(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        await bus.publish_many([(TOPIC, str(i), alert(i)) for i in range(5)])
+        await read(bus, TOPIC, "g", 5)
+        await read(bus, TOPIC, None, 5)
+        await bus.lag([TOPIC], "g")
+        age(path, TOPIC.retention_h * 3600 - 60)
+        assert await bus.purge() == 0
+        assert len(await read(bus, TOPIC, None, 5)) == 5
+        age(path, 120)
+        assert await bus.purge() == 5
+        await bus.close()
+
+    run(scenario)
+
+
+def test_a_compacted_topic_keeps_the_last_message_of_each_key_for_good(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        await bus.publish_many([(COMPACTED, key, alert(f"{key}{i}")) for i in range(3) for key in "ab"])
+        await read(bus, COMPACTED, None, 6)
+        age(path, 1e9)
+        assert await bus.purge() == 4
+        assert await read(bus, COMPACTED, None, 2) == ["a2", "b2"]
+        await bus.close()
+
+    run(scenario)
+
+
+def test_what_was_purged_leaves_no_gap_that_stops_a_reader(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        for round_number in range(3):
+            await bus.publish_many([(TOPIC, str(i), alert(f"{round_number}.{i}")) for i in range(10)])
+            assert len(await read(bus, TOPIC, "g", 10)) == 10
+            assert await bus.lag([TOPIC], "g") == {"t": 0}
+            age(path, 7200)
+            await bus.purge()
+        assert count(path, "t") == 0
+        await bus.close()
+        again = SqliteBus(path, client="y")
+        await again.publish(TOPIC, "k", alert("after"))
+        assert await read(again, TOPIC, "g", 1) == ["after"]
+        await again.close()
+
+    run(scenario)
+
+
+def test_a_locked_file_delays_a_publish_and_loses_nothing(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        lock = sqlite3.connect(path, isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        publish = asyncio.create_task(bus.publish(TOPIC, "k", alert(1)))
+        await asyncio.sleep(0.3)
+        assert not publish.done()  # and the event loop was never blocked
+        lock.execute("ROLLBACK")
+        await publish
+        assert await read(bus, TOPIC, "g", 1) == ["1"]
+        lock.close()
+        await bus.close()
+
+    run(scenario)
+
+
+def test_an_error_of_the_file_reaches_the_publisher_and_the_bus_goes_on(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        with sqlite3.connect(path) as db:
+            db.execute("ALTER TABLE messages RENAME TO elsewhere")
+        with pytest.raises(BusUnavailable, match="no such table"):
+            await bus.publish(TOPIC, "k", alert(1))
+        with sqlite3.connect(path) as db:
+            db.execute("ALTER TABLE elsewhere RENAME TO messages")
+        db.close()
+        await bus.publish(TOPIC, "k", alert(2))
+        assert await read(bus, TOPIC, "g", 1) == ["2"]
+        await bus.close()
+
+    run(scenario)
+
+
+def test_a_cancelled_publisher_does_not_disturb_the_others(tmp_path):
+    async def scenario():
+        bus = SqliteBus(tmp_path / "bus.db", client="x")
+        tasks = [asyncio.create_task(bus.publish(TOPIC, "k", alert(i))) for i in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await bus.publish(TOPIC, "k", alert("end"))
+        deliveries = bus.deliveries([TOPIC], "g", 100)
+        seen = set()
+        while "end" not in seen:
+            seen.add((await anext(deliveries)).message.what)
+        assert seen >= {str(i) for i in range(1, 50, 2)}
+        await bus.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("mysql:x", "allowed: sqlite:PATH"), ("sqlite:/tmp/x?synchronous=off", "allowed: synchronous=full")],
+)
+def test_an_url_that_is_none_says_what_is_allowed(url, message):
+    with pytest.raises(ValueError, match=message):
+        connect(url, client="x")
+
+
+def test_a_file_that_is_no_bus_is_refused_by_name(tmp_path):
+    (tmp_path / "bus.db").write_bytes(b"something else, long enough to be no header of a database file")
+    with pytest.raises(BusUnavailable, match=r"bus\.db"):
+        connect(f"sqlite:{tmp_path / 'bus.db'}", client="x")
+
+
+def test_a_bus_file_of_another_schema_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "bus.db") as db:
+        db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(BusUnavailable, match="schema 99"):
+        connect(f"sqlite:{tmp_path / 'bus.db'}", client="x")

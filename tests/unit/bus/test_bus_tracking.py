@@ -1,0 +1,112 @@
+"""The pure parts of the bus: what may be committed, and who reads which partition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.bus.assignment import partition_of, share
+from shared.bus.tracking import OffsetTracker
+
+
+@st.composite
+def histories(draw):
+    """Rising offsets with gaps, some of them acknowledged in any order, the rest never."""
+    offsets = sorted(draw(st.sets(st.integers(0, 300), max_size=40)))
+    acknowledged = draw(st.permutations(offsets).flatmap(lambda p: st.integers(0, len(p)).map(lambda n: p[:n])))
+    return offsets, acknowledged
+
+
+@given(histories())
+def test_the_position_never_passes_an_open_offset_and_never_falls(history):
+    offsets, acknowledged = history
+    tracker = OffsetTracker(0)
+    for offset in offsets:
+        tracker.give(offset)
+    left = set(offsets)
+    before = tracker.position
+    for offset in acknowledged:
+        tracker.done(offset)
+        left.discard(offset)
+        assert tracker.position >= before
+        assert all(o >= tracker.position for o in left)
+        assert not any(o >= tracker.position for o in offsets if o < min(left, default=301))
+        before = tracker.position
+    assert tracker.open == len(left)
+
+
+@given(histories())
+def test_a_restart_at_the_position_gives_every_open_offset_again(history):
+    offsets, acknowledged = history
+    tracker = OffsetTracker(0)
+    for offset in offsets:
+        tracker.give(offset)
+    for offset in acknowledged:
+        tracker.done(offset)
+    again = {o for o in offsets if o >= tracker.position}
+    assert again >= set(offsets) - set(acknowledged)
+
+
+def test_acknowledging_twice_or_something_never_given_changes_nothing():
+    tracker = OffsetTracker(5)
+    tracker.give(7)
+    tracker.give(9)
+    tracker.done(8)
+    tracker.done(9)
+    tracker.done(9)
+    assert (tracker.position, tracker.open) == (5, 1)
+    tracker.done(7)
+    tracker.done(7)
+    assert (tracker.position, tracker.open) == (10, 0)
+
+
+def test_offsets_out_of_order_are_refused():
+    tracker = OffsetTracker(5)
+    with pytest.raises(ValueError, match="expected at least 5"):
+        tracker.give(4)
+    tracker.give(6)
+    with pytest.raises(ValueError, match="expected at least 7"):
+        tracker.give(6)
+
+
+@given(
+    st.integers(1, 64),
+    st.lists(st.sets(st.integers(0, 6), min_size=1, max_size=7), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_members_that_come_and_go_settle_on_fair_shares_with_one_owner_each(partitions, memberships, random):
+    owners: dict[int, str] = {}
+    for present in memberships:
+        members = [f"m{i}" for i in sorted(present)]
+        owners = {part: owner for part, owner in owners.items() if owner in members}
+        for _ in range(6 * len(members) + 6):
+            moved = False
+            for me in random.sample(members, len(members)):
+                change = share(partitions, owners, members, me)
+                assert not set(change.take) & set(owners)
+                for part in change.release:
+                    assert owners.pop(part) == me
+                owners.update(dict.fromkeys(change.take, me))
+                moved = moved or bool(change.take or change.release)
+            if not moved:
+                break
+        else:
+            pytest.fail(f"no rest: {owners}")
+        assert sorted(owners) == list(range(partitions))
+        counts = [list(owners.values()).count(member) for member in members]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_newcomer_moves_no_more_than_its_own_share():
+    owners = {part: f"m{part % 2}" for part in range(8)}
+    moves = [share(8, owners, ["m0", "m1", "m2"], member) for member in ("m0", "m1")]
+    assert sum(len(move.release) for move in moves) == 2
+
+
+def test_a_dead_owners_partitions_are_free():
+    assert share(4, {0: "dead", 1: "dead", 2: "me", 3: "me"}, ["me"], "me").take == (0, 1)
+
+
+def test_the_partition_of_a_key_is_the_same_in_every_version():
+    assert [partition_of(key, 64) for key in ("", "a-1", "r-20260101T000000-abcd", "é")] == [2, 32, 53, 51]
