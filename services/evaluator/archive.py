@@ -1,0 +1,77 @@
+"""Where evaluations lie in the object store, so that a restart finds them as they were.
+
+evals/open/<run>/<eval>.json                 the request, from its acceptance until the report is announced
+runs/<run>/evals/<eval>/parts/<hash>.jsonl   results, a few at a time, in no order
+runs/<run>/evals/<eval>/report.json          the report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+from shared.problems.pack import read_problems
+
+from services.evaluator.plan import Result
+from shared.contracts.messages import EvalRequested
+from shared.contracts.run import Ref, RunConfig
+from shared.objects import ObjectMissing, Objects
+from shared.problems import Problem
+
+OPEN = "evals/open/"
+
+
+class Archive:
+    """Blocking; call it off the event loop."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def open(self, request: EvalRequested) -> None:
+        self._objects.put(f"{OPEN}{request.run}/{request.eval}.json", msgspec.json.encode(request))
+
+    def all_open(self) -> list[EvalRequested]:
+        keys = sorted(self._objects.list(OPEN))
+        return [msgspec.json.decode(self._read(key), type=EvalRequested) for key in keys]
+
+    def keep(self, request: EvalRequested, results: Sequence[Result]) -> None:
+        data = msgspec.json.Encoder().encode_lines(results)
+        self._objects.put(f"{_folder(request)}/parts/{xxhash.xxh3_128_hexdigest(data)}.jsonl", data)
+
+    def results(self, request: EvalRequested) -> list[Result]:
+        decoder = msgspec.json.Decoder(Result)
+        parts = sorted(self._objects.list(f"{_folder(request)}/parts/"))
+        return [result for key in parts for result in decoder.decode_lines(self._read(key))]
+
+    def report(self, request: EvalRequested, report: dict[str, Any]) -> Ref:
+        return self._objects.put(f"{_folder(request)}/report.json", msgspec.json.encode(report))
+
+    def known_report(self, request: EvalRequested) -> tuple[Ref, dict[str, Any]] | None:
+        """The report of an evaluation that ended before, for a request that comes again."""
+        try:
+            ref = self._objects.head(f"{_folder(request)}/report.json")
+        except ObjectMissing:
+            return None
+        return ref, msgspec.json.decode(self._objects.get(ref))
+
+    def close(self, request: EvalRequested) -> None:
+        """The report holds all results now."""
+        self._objects.delete(f"{OPEN}{request.run}/{request.eval}.json")
+        for key in list(self._objects.list(f"{_folder(request)}/parts/")):
+            self._objects.delete(key)
+
+    def pack(self, ref: Ref) -> list[Problem]:
+        return read_problems(self._objects.get(ref))
+
+    def run(self, run: str) -> RunConfig:
+        """Raises ObjectMissing for an unknown run."""
+        return msgspec.json.decode(self._read(f"runs/{run}/config.json"), type=RunConfig)
+
+    def _read(self, key: str) -> bytes:
+        return self._objects.get(self._objects.head(key))
+
+
+def _folder(request: EvalRequested) -> str:
+    return f"runs/{request.run}/evals/{request.eval}"

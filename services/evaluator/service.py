@@ -1,0 +1,185 @@
+"""evals.requested → rollouts.requested (pinned) → rollouts.scored → a report → evals.finished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import Counter, Gauge
+
+from services.evaluator.archive import Archive
+from services.evaluator.config import EvaluatorSettings
+from services.evaluator.figures import figures, rows
+from services.evaluator.plan import Plan, Result, choose
+from shared.bus import Bus, Delivery
+from shared.contracts import topics
+from shared.contracts.messages import EvalFinished, EvalRequested, RolloutFailed, RolloutScored
+from shared.contracts.run import Purpose, Ref
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.telemetry import Health
+
+LINGER_S = 0.3  # verdicts of so long go into one durable write
+TICK_S = 1.0  # while evaluations are open: lost attempts, pauses that are over
+NOT_READY_RETRY_S = 2.0
+
+RESULTS = Counter("etude_evaluator_attempts_total", "Evaluation attempts with a result.", ["run", "outcome"])
+OPEN = Gauge("etude_evaluator_open_evaluations", "Evaluations under way.")
+
+log = structlog.get_logger()
+
+
+async def serve(config: EvaluatorSettings, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event) -> None:
+    """Until `stop` is set. Nothing needs to be drained: all that counts is durable before it is acknowledged."""
+    evaluator = Evaluator(config, bus, Archive(objects))
+    health.wait_on("open evaluations")
+    await evaluator.resume()
+    health.clear("open evaluations")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in (evaluator.accept(), evaluator.collect(), evaluator.drive())]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+@dataclass(slots=True)
+class Running:
+    """An evaluation under way. `fresh`: results that are not durable yet, with the deliveries that wait for it."""
+
+    plan: Plan
+    started: float  # monotonic; of this process: an evaluation that was interrupted took longer
+    fresh: list[tuple[Result | None, Delivery]] = field(default_factory=list)
+
+
+class Evaluator:
+    def __init__(self, config: EvaluatorSettings, bus: Bus, archive: Archive) -> None:
+        self.config = config
+        self.bus = bus
+        self.archive = archive
+        self.running: dict[tuple[str, str], Running] = {}
+        self._news = asyncio.Event()
+
+    async def resume(self) -> None:
+        """Goes on with what was open when the last process ended."""
+        for request in await asyncio.to_thread(self.archive.all_open):
+            try:
+                await self._start(request)
+            except (ObjectMissing, ObjectDamaged, ValueError) as error:  # its pack is gone: the others must not suffer
+                log.error("evaluation_abandoned", run=request.run, eval=request.eval, error=str(error))
+
+    async def accept(self) -> None:
+        async for delivery in self.bus.deliveries([topics.EVALS_REQUESTED], "evaluator", 16):
+            request: EvalRequested = delivery.message
+            if (request.run, request.eval) in self.running:
+                delivery.done()
+                continue
+            known = await asyncio.to_thread(self.archive.known_report, request)
+            if known is not None:  # asked for twice: the answer is the same
+                ref, report = known
+                await self._announce(request, ref, report["figures"])
+                delivery.done()
+                continue
+            try:
+                await self._start(request)
+            except ObjectMissing as error:  # a run and its packs are stored before anybody asks; give a slow store time
+                log.warning("evaluation_not_ready", run=request.run, eval=request.eval, error=str(error))
+                delivery.retry(NOT_READY_RETRY_S)
+            except (ObjectDamaged, ValueError) as error:
+                delivery.bury(f"evaluation {request.eval}: {error}")
+            else:
+                delivery.done()
+
+    async def _start(self, request: EvalRequested) -> None:
+        """Durable from here on. Raises what the object store raises, and ValueError for a pack without problems."""
+        run = await asyncio.to_thread(self.archive.run, request.run)
+        pack = await asyncio.to_thread(self.archive.pack, request.pack)
+        ids = choose([problem.id for problem in pack], request.problems, salt=request.pack.checksum)
+        if not ids:
+            raise ValueError(f"pack {request.pack.key} holds no problem")
+        plan = Plan(request, ids, run.reward.id, lost_s=self.config.evaluator_lost_s, asks=self.config.evaluator_asks)
+        plan.restore(await asyncio.to_thread(self.archive.results, request))
+        await asyncio.to_thread(self.archive.open, request)
+        self.running[request.run, request.eval] = Running(plan, time.monotonic())
+        OPEN.set(len(self.running))
+        log.info("evaluation_started", run=request.run, eval=request.eval, attempts=plan.total, known=len(plan.results))
+        self._news.set()
+
+    async def collect(self) -> None:
+        """Verdicts and failures of evaluation attempts; all others are somebody else's."""
+        heard = [topics.ROLLOUTS_SCORED, topics.ROLLOUTS_FINISHED]
+        async for delivery in self.bus.deliveries(heard, "evaluator", 1024):
+            message = delivery.message
+            running = self._of(message) if isinstance(message, RolloutScored | RolloutFailed) else None
+            if running is None:
+                delivery.done()
+                continue
+            if isinstance(message, RolloutScored):
+                result = running.plan.scored(message)
+            else:
+                result = running.plan.failed(message.key, message.reason, time.monotonic())
+            running.fresh.append((result, delivery))
+            self._news.set()
+
+    def _of(self, message: RolloutScored | RolloutFailed) -> Running | None:
+        if message.key.purpose is not Purpose.evaluate:
+            return None
+        return next((r for r in self.running.values() if r.plan.knows(message.key.attempt)), None)
+
+    async def drive(self) -> None:
+        """Makes results durable, asks for what is due, ends what is complete."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), TICK_S if self.running else None)
+            await asyncio.sleep(LINGER_S)
+            self._news.clear()
+            room = self.config.evaluator_in_flight
+            for running in list(self.running.values()):
+                await self._keep(running)
+                asks = list(running.plan.due(time.monotonic(), room))
+                await self.bus.publish_many([(topics.ROLLOUTS_REQUESTED, ask.key.attempt, ask) for ask in asks])
+                room = max(0, room - running.plan.out)
+                if running.plan.complete:
+                    await self._finish(running)
+
+    async def _keep(self, running: Running) -> None:
+        fresh, running.fresh = running.fresh, []
+        results = [result for result, _ in fresh if result is not None]
+        if results:
+            await asyncio.to_thread(self.archive.keep, running.plan.request, results)
+        for result in results:
+            outcome = "error" if result.error else "solved" if result.solved else "unsolved"
+            RESULTS.labels(running.plan.request.run, outcome).inc()
+        for _, delivery in fresh:
+            delivery.done()
+
+    async def _finish(self, running: Running) -> None:
+        request = running.plan.request
+        table = rows(request, running.plan.results.values())
+        numbers = await asyncio.to_thread(figures, request, table)
+        numbers["seconds"] = time.monotonic() - running.started
+        report = {
+            "run": request.run,
+            "eval": request.eval,
+            "serial": request.serial,
+            "seconds": numbers["seconds"],
+            "figures": {"tokens_per_solved": None, "greedy": None, **numbers},
+            "problems": table,
+        }
+        ref = await asyncio.to_thread(self.archive.report, request, report)
+        await self._announce(request, ref, numbers)
+        await asyncio.to_thread(self.archive.close, request)
+        del self.running[request.run, request.eval]
+        OPEN.set(len(self.running))
+        log.info("evaluation_finished", run=request.run, eval=request.eval, **numbers)
+
+    async def _announce(self, request: EvalRequested, report: Ref, numbers: dict[str, float | None]) -> None:
+        message = EvalFinished(
+            run=request.run,
+            eval=request.eval,
+            serial=request.serial,
+            report=report,
+            figures={name: value for name, value in numbers.items() if value is not None},
+        )
+        await self.bus.publish(topics.EVALS_FINISHED, request.run, message)

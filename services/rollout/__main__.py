@@ -1,0 +1,32 @@
+"""`python -m services.rollout`: settings from ETUDE_… and ETUDE_CONFIG; `--check` prints them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.rollout.config import RolloutSettings
+from services.rollout.service import serve
+from shared import bus, objects, sandbox
+from shared.settings import load
+from shared.telemetry import Health, configure_logs, draining
+
+
+async def run(settings: RolloutSettings) -> None:
+    async with draining() as stop, Health("rollout", settings) as health:
+        messages = bus.connect(settings.bus_url, client=health.name)
+        functions = sandbox.connect(settings.sandbox)
+        try:
+            await serve(settings, messages, objects.connect(settings.objects_url), functions, health, stop)
+        finally:
+            await functions.close()
+            await messages.close()
+
+
+def main() -> None:
+    settings = load(RolloutSettings)
+    configure_logs("rollout", settings)
+    asyncio.run(run(settings))
+
+
+if __name__ == "__main__":
+    main()

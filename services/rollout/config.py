@@ -1,0 +1,30 @@
+"""Settings of the rollout service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.settings import ServiceSettings
+
+
+class RolloutSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
+
+    sandbox: str = Field("bubblewrap", description="Where candidate code runs; see shared.sandbox.connect.")
+    rollout_concurrency: int = Field(48, ge=1, le=4096, description="Attempts in hand at a time.")
+    rollout_generate_s: float = Field(300.0, gt=0, description="Longest wait for one generation, in seconds.")
+    rollout_pin_wait_s: float = Field(
+        60.0,
+        gt=0,
+        description="How long an evaluation attempt waits for a replica that serves its version, in seconds.",
+    )
+    rollout_heartbeat_s: float = Field(2.0, gt=0, description="Seconds between heartbeats; well below the lease.")
+    rollout_drain_s: float = Field(10.0, ge=0, description="After SIGTERM, how long attempts in hand may still take.")
+
+    @property
+    def formats(self) -> Path:
+        """Chat formats of runs' base checkpoints, as downloaded."""
+        return self.state / "cache" / "formats"

@@ -1,0 +1,112 @@
+"""Which replica serves which attempt. Pure: no clock, no I/O; whoever calls says what time it is.
+
+Invariants:
+- All attempts of a group go to one replica while it is usable (rendezvous hashing), so that their prompt is computed once.
+- A replica is used only while it is in rotation (policies.applied), alive (probed) and its circuit is closed.
+- Nothing below an attempt's policy floor serves it; a pinned attempt is served by exactly its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import xxhash
+
+from shared.contracts.messages import PolicyApplied
+
+OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost connection is no outage
+FIRST_REST_S, LAST_REST_S = 0.5, 10.0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Closed: requests pass. Open: none until the rest is over; then they pass again, and the next failure doubles the
+    rest at once. Any success closes it. Failures during a rest are those of requests sent before: one outage, not many."""
+
+    failures: int = 0
+    rest_until: float = 0.0
+    rest_s: float = FIRST_REST_S
+
+    def allows(self, now: float) -> bool:
+        return now >= self.rest_until
+
+    def succeeded(self) -> None:
+        self.failures, self.rest_until, self.rest_s = 0, 0.0, FIRST_REST_S
+
+    def failed(self, now: float) -> None:
+        if not self.allows(now):
+            return
+        self.failures += 1
+        if self.failures >= OPEN_AFTER:
+            self.rest_until, self.rest_s = now + self.rest_s, min(LAST_REST_S, self.rest_s * 2)
+
+
+@dataclass(slots=True)
+class Replica:
+    name: str
+    run: str
+    url: str
+    pool: str
+    serial: int
+    in_rotation: bool = True
+    alive: bool = False  # until the first probe
+    last_answer: float = float("-inf")
+    circuit: Circuit = field(default_factory=Circuit)
+
+    def usable(self, now: float) -> bool:
+        return self.in_rotation and self.alive and self.circuit.allows(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an attempt may be served by. `spare`: nothing trains at the moment, so that an evaluation may use the replicas
+    of the rollout pool beside those of its own."""
+
+    run: str
+    group: str
+    floor: int
+    pinned: int | None = None
+    spare: bool = False
+
+    def accepts(self, serial: int) -> bool:
+        return serial == self.pinned if self.pinned is not None else serial >= self.floor
+
+
+class Fleet:
+    """The replicas, as far as this worker knows."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, Replica] = {}
+
+    def apply(self, message: PolicyApplied) -> None:
+        """A replica that takes over the address of another one replaces it: it is the same place, started again."""
+        for name in [r.name for r in self.replicas.values() if r.url == message.url and r.name != message.replica]:
+            del self.replicas[name]
+        known = self.replicas.get(message.replica)
+        if known is None or known.url != message.url:
+            known = Replica(message.replica, message.run, message.url, message.pool, message.serial)
+            self.replicas[message.replica] = known
+        known.run, known.pool = message.run, message.pool
+        known.in_rotation = message.ok
+        if message.ok:
+            known.serial = message.serial
+
+    def choose(self, wanted: Wanted, now: float, stay: str = "") -> Replica | None:
+        """The replica for this attempt, None while there is none. `stay`: the one that holds its KV, kept if possible."""
+        able = [r for r in self.replicas.values() if r.run == wanted.run and wanted.accepts(r.serial) and r.usable(now)]
+        if wanted.pinned is None:
+            able = [r for r in able if r.pool == "rollout"]
+        elif not wanted.spare:
+            able = [r for r in able if r.pool == "evaluation"] or able
+        for replica in able:
+            if replica.name == stay:
+                return replica
+        return max(able, key=lambda r: xxhash.xxh3_64_intdigest(f"{wanted.group}|{r.name}"), default=None)
+
+    def any_usable(self, now: float) -> bool:
+        return any(r.usable(now) for r in self.replicas.values())
+
+    def silent(self, now: float, for_s: float) -> Iterable[Replica]:
+        """Replicas that have not answered anything for so long: whoever talks needs no probe."""
+        return [r for r in self.replicas.values() if now - r.last_answer >= for_s]

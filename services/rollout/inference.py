@@ -1,0 +1,187 @@
+"""The model as the agent sees it: generations that survive the death of an engine. Waits rather than fails.
+
+Invariants:
+- A generation that an engine lost is asked for again, here or elsewhere, from exactly the tokens recorded so far.
+- Every sampled token that is handed out comes from a version that the attempt accepts (floor or pin).
+- While no replica is usable, the service says within about a second that it waits on "inference".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+
+import structlog
+import xxhash
+
+from services.rollout import metrics
+from services.rollout.agent import InfrastructureError
+from services.rollout.engine_client import EngineClient, EngineRefused, EngineUnavailable, Request
+from services.rollout.fleet import Fleet, Replica, Wanted
+from services.rollout.generation import Generation, RoutingShape
+from shared.contracts.messages import PolicyApplied
+from shared.telemetry import Health
+
+PROBE_EVERY_S = 0.3  # with PROBE_S: a stopped engine is noticed within a second
+PROBE_S = 0.6
+STALL_S = 10.0  # a request at a replica that fell silent is given up after so long, if another replica can serve it
+MAX_BROKE = 8  # answers that are failures, for one generation; more is a defect that waiting does not mend
+FIRST_DELAY_S, LAST_DELAY_S = 0.1, 5.0
+
+log = structlog.get_logger()
+
+
+class Inference:
+    """All replicas. `run` probes them for as long as the service lives."""
+
+    def __init__(self, client: EngineClient, health: Health, *, pin_wait_s: float) -> None:
+        self.client = client
+        self.fleet = Fleet()
+        self.pin_wait_s = pin_wait_s
+        self._health = health
+        self._changed = asyncio.Event()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._missing_since: dict[tuple[str, int | None], float] = {}  # pinned versions that no replica serves
+        self._health.wait_on("inference")
+
+    def apply(self, message: PolicyApplied) -> None:
+        self.fleet.apply(message)
+        self._tell()
+
+    async def run(self) -> None:
+        """Probes replicas that have been silent; those that answer requests need no probe."""
+        while True:
+            silent = list(self.fleet.silent(time.monotonic(), PROBE_EVERY_S))
+            answers = await asyncio.gather(*(self.client.alive(replica.url) for replica in silent))
+            for replica, alive in zip(silent, answers, strict=True):
+                if alive:
+                    self._heard(replica)
+                elif time.monotonic() - replica.last_answer >= PROBE_S:  # not contradicted by an answer meanwhile
+                    self.lost(replica)
+            self._say()
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    def answered(self, replica: Replica) -> None:
+        replica.circuit.succeeded()
+        self._heard(replica)
+
+    def lost(self, replica: Replica) -> None:
+        if replica.alive:
+            log.warning("engine_lost", replica=replica.name, url=replica.url)
+            replica.alive = False
+            self._tell()
+
+    def abort(self, replica: Replica, rid: str) -> None:
+        task = asyncio.create_task(self.client.abort(replica.url, rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def replica(self, wanted: Wanted, stay: str) -> Replica:
+        """Waits for a replica that may serve. Raises InfrastructureError where replicas work, but none has served the
+        pinned version for `pin_wait_s`: it may never come back, and must not hold places for ever."""
+        while True:
+            now = time.monotonic()
+            if (chosen := self.fleet.choose(wanted, now, stay)) is not None:
+                self._missing_since.pop((wanted.run, wanted.pinned), None)
+                return chosen
+            if wanted.pinned is not None and self.fleet.any_usable(now):
+                since = self._missing_since.setdefault((wanted.run, wanted.pinned), now)
+                if now - since > self.pin_wait_s:
+                    raise InfrastructureError(f"no replica served version {wanted.pinned} for {now - since:.0f} s")
+            with contextlib.suppress(TimeoutError):  # a circuit closes by time alone: look again now and then
+                await asyncio.wait_for(self._changed.wait(), 0.5)
+
+    def _heard(self, replica: Replica) -> None:
+        replica.last_answer = time.monotonic()
+        if not replica.alive:  # back, perhaps as a new process: what the old one did counts no more
+            replica.alive = True
+            replica.circuit.succeeded()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._say()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _say(self) -> None:
+        if self.fleet.any_usable(time.monotonic()):
+            self._health.clear("inference")
+        else:
+            self._health.wait_on("inference")
+
+
+@dataclass(slots=True)
+class Session:
+    """One attempt's conversation with the fleet; implements services.rollout.agent.Model."""
+
+    inference: Inference
+    attempt: str  # with its epoch: unique among what engines see
+    wanted: Wanted
+    temperature: float
+    stop_tokens: tuple[int, ...]
+    routing: RoutingShape | None
+    seed: int = 0  # 0: whatever the engine draws
+    replica: str = ""
+    cache_key: int = 0
+    requests: int = 0
+
+    async def generate(self, tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
+        started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
+        while True:
+            replica = await self.inference.replica(self.wanted, self.replica)
+            if replica.name != self.replica:  # begun, or begun again elsewhere: its KV is of the version there now
+                self.replica, self.cache_key = replica.name, replica.serial
+            self.requests += 1
+            request = Request(
+                rid=f"{self.attempt}.{self.requests}",
+                tokens=tokens,
+                temperature=self.temperature,
+                max_new_tokens=max_new_tokens,
+                stop_token_ids=self.stop_tokens,
+                cache_key=self.cache_key,
+                first_row=first_row,
+                seed=self._seed(),
+            )
+            try:
+                generation = await self._ask(replica, request)
+            except EngineRefused as error:
+                raise InfrastructureError(str(error)) from None
+            except EngineUnavailable as error:
+                metrics.ENGINE_RETRIES.labels(self.wanted.run).inc()
+                replica.circuit.failed(time.monotonic())
+                broke += error.broke
+                if broke >= MAX_BROKE:
+                    raise InfrastructureError(f"{broke} failures of one generation, the last: {error}") from None
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(LAST_DELAY_S, delay * 2)
+                continue
+            self.inference.answered(replica)
+            newest = int(generation.versions_N.max())
+            if self.wanted.accepts(int(generation.versions_N.min())) and self.wanted.accepts(newest):
+                replica.serial = max(replica.serial, newest)
+                metrics.ENGINE_SECONDS.labels(self.wanted.run).inc(time.monotonic() - started)
+                return generation
+            replica.serial = newest  # it serves something else than it said: started again, or swapped meanwhile
+
+    def _seed(self) -> int | None:
+        """Differs between the attempts of a group and between their generations, whatever the request's seed."""
+        if self.seed == 0:
+            return None
+        return xxhash.xxh3_64_intdigest(f"{self.seed}|{self.attempt}|{self.requests}") >> 33
+
+    async def _ask(self, replica: Replica, request: Request) -> Generation:
+        """One request; given up when the replica has been silent for long and another one could serve."""
+        asking = asyncio.create_task(self.inference.client.generate(replica.url, request, self.routing))
+        try:
+            while not (await asyncio.wait({asking}, timeout=STALL_S))[0]:
+                silent = time.monotonic() - replica.last_answer > STALL_S and not replica.alive
+                if silent and self.inference.fleet.choose(self.wanted, time.monotonic()) is not None:
+                    raise EngineUnavailable(f"{replica.url}: silent for {STALL_S:.0f} s")
+            return asking.result()
+        finally:
+            if not asking.done():
+                asking.cancel()
+                self.inference.abort(replica, request.rid)

@@ -1,0 +1,120 @@
+"""What an attempt needs to know of its run: configuration, chat format, routing shape, problems. Read once, remembered.
+
+All of it comes from the object store by reference or well-known key, so that a worker can serve any run at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+from shared.problems.pack import read_problems
+
+from services.rollout.generation import RoutingShape
+from shared.contracts.messages import RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.formats import Format
+from shared.formats.registry import load_format
+from shared.objects import Objects
+from shared.problems import Problem
+from shared.weights.checkpoint_objects import read_checkpoint
+
+PACKS = 4  # a run's pack and its evaluations': each some megabytes
+RUNS = 8
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")  # everything else of a checkpoint is small
+
+V = TypeVar("V")
+State = Literal["running", "held", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    config: RunConfig
+    format: Format
+    routing: RoutingShape | None
+
+
+class _Remembered(Generic[V]):
+    """The last few values by key; each is made once, by whoever asks first, while the others wait. A failure is not kept."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[str, asyncio.Future[V]] = OrderedDict()
+
+    async def get(self, key: str, make: Callable[[], Awaitable[V]]) -> V:
+        if (future := self._values.get(key)) is None:
+            future = self._values[key] = asyncio.ensure_future(make())
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        try:
+            return await asyncio.shield(future)
+        except BaseException:
+            if future.done() and self._values.get(key) is future:
+                del self._values[key]
+            raise
+
+
+class Runs:
+    def __init__(self, objects: Objects, formats: Path) -> None:
+        self._objects = objects
+        self._formats = formats
+        self._runs: _Remembered[Run] = _Remembered(RUNS)
+        self._packs: _Remembered[dict[str, Problem]] = _Remembered(PACKS)
+        self._states: dict[str, State] = {}
+
+    def control(self, message: RunControl) -> None:
+        states: dict[str, State] = {"start": "running", "resume": "running", "pause": "held", "stop": "held"}
+        if message.action == "finished":
+            self._states[message.run] = "finished"
+        elif message.action in states:
+            self._states[message.run] = states[message.action]
+
+    def state(self, run: str) -> State:
+        """Whether training attempts may be taken. A run that nobody spoke of yet is running: somebody asks for attempts."""
+        return self._states.get(run, "running")
+
+    async def run(self, run: str) -> Run:
+        """Raises what the object store raises; ObjectMissing for an unknown run."""
+        return await self._runs.get(run, lambda: asyncio.to_thread(self._load, run))
+
+    async def pack(self, pack: Ref) -> dict[str, Problem]:
+        """The problems of a pack by id. Raises what the object store raises."""
+        return await self._packs.get(pack.checksum, lambda: asyncio.to_thread(self._load_pack, pack))
+
+    def _load_pack(self, pack: Ref) -> dict[str, Problem]:
+        return {problem.id: problem for problem in read_problems(self._objects.get(pack))}
+
+    def _load(self, run: str) -> Run:
+        config_ref = self._objects.head(f"runs/{run}/config.json")
+        config = msgspec.json.decode(self._objects.get(config_ref), type=RunConfig)
+        directory = self._formats / config.base.checksum
+        if not directory.exists():
+            self._download(config.base, directory)
+        model = json.loads((directory / "config.json").read_text())
+        return Run(config, load_format(directory), RoutingShape.of(model))
+
+    def _download(self, base: Ref, directory: Path) -> None:
+        """All of a checkpoint but its weights; the directory appears whole or not at all."""
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            for name, ref in read_checkpoint(self._objects, base).files.items():
+                if not name.endswith(WEIGHTS):
+                    (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+                    self._objects.get_file(ref, scratch / name)
+            try:
+                scratch.rename(directory)
+            except OSError:
+                if not directory.exists():  # else another process was first
+                    raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)

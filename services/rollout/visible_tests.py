@@ -1,0 +1,129 @@
+"""The `test` tool: the visible tests of a problem on the present files, in a sandbox.
+
+Runs of several attempts that come within a few milliseconds go to the sandbox together: starting it costs more than most
+tests do. Expected values never enter the sandbox; they are compared here, type-exactly. The sandbox is deterministic, so
+an answer is remembered per (problem, files); one that a limit cut short is not, for load may have caused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import xxhash
+
+from services.rollout import metrics
+from services.rollout.agent import InfrastructureError
+from shared.formats import Observation, Tool
+from shared.problems import Problem, values
+from shared.sandbox import CallResult, FunctionRun, Functions, Limits, SandboxUnavailable
+from shared.telemetry import Health
+
+WINDOW_S = 0.002
+REMEMBERED = 8192
+LOAD_ERRORS = frozenset({"Timeout", "MemoryError", "Died", "Killed"})
+
+
+class UnsupportedProblem(InfrastructureError):
+    """This worker has no tool for such a problem; asking again does not help, but it is not the agent's doing either."""
+
+
+class VisibleTests:
+    def __init__(self, functions: Functions, health: Health) -> None:
+        self._functions = functions
+        self._health = health
+        self._remembered: OrderedDict[bytes, Observation] = OrderedDict()
+        self._waiting: list[tuple[FunctionRun, asyncio.Future[list[CallResult]]]] = []
+        self._flushes: set[asyncio.Task[None]] = set()
+
+    async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+        """The first failing visible test. Raises InfrastructureError where the sandbox cannot run."""
+        source, entry = target(problem, files)
+        key = xxhash.xxh3_128_digest(
+            "\0".join((problem.id, entry, source, *(c.args + c.expected for c in problem.visible)))
+        )
+        if (known := self._remembered.get(key)) is not None:
+            self._remembered.move_to_end(key)
+            metrics.SANDBOX_RUNS.labels("memory").inc()
+            return known
+        started = time.monotonic()
+        results = await self._submit(
+            FunctionRun(
+                source=source,
+                entry=entry,
+                args=tuple(case.args for case in problem.visible),
+                limits=Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb),
+                forbidden_imports=origin_modules(problem),
+            )
+        )
+        metrics.SANDBOX_RUNS.labels("sandbox").inc()
+        metrics.SANDBOX_SECONDS.inc(time.monotonic() - started)
+        observation = first_failing(problem, results)
+        if not any(result.error in LOAD_ERRORS for result in results):
+            self._remembered[key] = observation
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return observation
+
+    async def _submit(self, run: FunctionRun) -> list[CallResult]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[CallResult]] = loop.create_future()
+        self._waiting.append((run, future))
+        if len(self._waiting) == 1:
+            loop.call_later(WINDOW_S, self._flush)
+        return await future
+
+    def _flush(self) -> None:
+        batch, self._waiting = self._waiting, []
+        task = asyncio.create_task(self._run_batch(batch))
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    async def _run_batch(self, batch: list[tuple[FunctionRun, asyncio.Future[list[CallResult]]]]) -> None:
+        batch = [(run, future) for run, future in batch if not future.done()]  # its attempt ended meanwhile
+        if not batch:
+            return
+        try:
+            answers = await self._functions.run([run for run, _ in batch])
+            self._health.clear("sandbox")
+        except Exception as error:  # whatever broke, no attempt may hang on it
+            if isinstance(error, SandboxUnavailable):
+                self._health.wait_on("sandbox")
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(InfrastructureError(f"sandbox: {type(error).__name__}: {error}"))
+            return
+        for (_, future), results in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(results)
+
+
+def first_failing(problem: Problem, results: Sequence[CallResult]) -> Observation:
+    """Compares type-exactly. A result that is missing counts as failed."""
+    for i, case in enumerate(problem.visible):
+        result = results[i] if i < len(results) else CallResult(None, "Missing")
+        if result.value is None or not values.equal(result.value, case.expected):
+            return Observation(Tool.test, failing=i, got=result.error if result.value is None else result.value)
+    return Observation(Tool.test)
+
+
+def target(problem: Problem, files: dict[str, str]) -> tuple[str, str]:
+    """(source, function name) of the entry. Raises UnsupportedProblem for what is not one function in one file."""
+    path, _, name = problem.entry.rpartition("::")
+    if problem.kind != "function":
+        raise UnsupportedProblem(f"problem {problem.id}: kind {problem.kind!r}; this worker runs kind 'function'")
+    if not path and len(files) == 1:
+        (path,) = files
+    if path not in files:
+        raise UnsupportedProblem(
+            f"problem {problem.id}: entry {problem.entry!r} names none of {sorted(files)}; expected 'path::function'"
+        )
+    return files[path], name
+
+
+def origin_modules(problem: Problem) -> tuple[str, ...]:
+    """The module that a problem was made from, `distribution:module:qualname`: importing it would give the answer away."""
+    parts = problem.origin.split(":")
+    return (parts[1],) if len(parts) == 3 and parts[1] else ()
