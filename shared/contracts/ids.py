@@ -16,12 +16,12 @@ def new_run_id(now: datetime | None = None) -> str:
 
 def group_id(run: str, problem: str, sequence: int) -> str:
     """The group that practises `problem`, the `sequence`-th that the run asks for. Deterministic: asking again names it again."""
-    return "g-" + xxhash.xxh3_128_hexdigest(f"{run}|{problem}|{sequence}")[:16]
+    return "g-" + xxhash.xxh3_128_hexdigest(f"{run}|{problem}|{sequence}".encode())[:16]
 
 
 def attempt_id(run: str, group: str, index: int) -> str:
     """Attempt `index` of a group. Deterministic, so that a redelivered request names the same attempt."""
-    return "a-" + xxhash.xxh3_128_hexdigest(f"{run}|{group}|{index}")[:20]
+    return "a-" + xxhash.xxh3_128_hexdigest(f"{run}|{group}|{index}".encode())[:20]
 
 
 def attempt_prefix(run: str, attempt: str, epoch: int) -> str:
