@@ -1,0 +1,68 @@
+"""Reads what the curator made: functions to pretrain on, and problems with their hidden parts.
+
+Files of a pack directory: `pretrain.jsonl.zst` (functions of the train split), and for each split of train, rl, dev and
+held_out `<split>.public.jsonl.zst` and `<split>.hidden.jsonl.zst`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+import zstandard
+
+from shared.problems import Hidden, Problem
+
+PRETRAIN = "pretrain.jsonl.zst"
+
+
+class PackError(ValueError):
+    """The directory is no pack; the text names the file and what was expected."""
+
+
+class PretrainFunction(msgspec.Struct, frozen=True):
+    """A line of pretrain.jsonl.zst; other fields are ignored."""
+
+    source: str
+    origin: str = ""
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.is_file():
+        raise PackError(f"no {path}; expected a pack directory as `etude tasks mutate --out DIR` makes it")
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+        yield from (line for line in io.BufferedReader(stream) if line.strip())
+
+
+def functions(pack: Path) -> list[PretrainFunction]:
+    decoder = msgspec.json.Decoder(PretrainFunction)
+    return [decoder.decode(line) for line in _lines(pack / PRETRAIN)]
+
+
+def problems(pack: Path, split: str) -> list[tuple[Problem, Hidden]]:
+    """Public and hidden parts joined by id, in the order of the public file."""
+    hidden_decoder, decoder = msgspec.json.Decoder(Hidden), msgspec.json.Decoder(Problem)
+    hidden = {h.id: h for h in map(hidden_decoder.decode, _lines(pack / f"{split}.hidden.jsonl.zst"))}
+    public = [decoder.decode(line) for line in _lines(pack / f"{split}.public.jsonl.zst")]
+    missing = [p.id for p in public if p.id not in hidden]
+    if missing:
+        raise PackError(
+            f"{pack}: {len(missing)} problems of split {split} have no hidden part, the first is {missing[0]}"
+        )
+    return [(p, hidden[p.id]) for p in public]
+
+
+def solution(hidden: Hidden) -> str:
+    """The original function of a problem: the text of its only file."""
+    return next(iter(hidden.solution.values()), "")
+
+
+def digest(pack: Path, names: tuple[str, ...]) -> str:
+    """Changes whenever one of the files does."""
+    hasher = xxhash.xxh3_128()
+    for name in names:
+        hasher.update(name.encode() + (pack / name).read_bytes() if (pack / name).is_file() else name.encode())
+    return hasher.hexdigest()

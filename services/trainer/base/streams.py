@@ -1,0 +1,153 @@
+"""From a pack to the training streams, cached: nothing here trains.
+
+    tokenizer.json   BPE of the train split's functions and tests
+    code.npz         functions as they are
+    denoise.npz      functions with bugs, several draws of each, most of them renamed
+    traces.npz       SFT traces on the train split's problems
+    validation.npz   perfect traces on dev problems: for figures, never trained on
+    sources.json     every function used, for the signatures and the leak report
+
+Deterministic for the same pack and seed: every draw has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import Progress
+
+from services.trainer.base import pack as packs
+from services.trainer.base import traces
+from services.trainer.base.corrupt import code_sample, denoising_sample, renamed
+from services.trainer.base.samples import Sample, Samples
+from services.trainer.base.tokenizer import train
+from shared.formats.compact import Compact
+from shared.problems import Hidden, Problem, values
+from shared.sandbox import Functions, Limits, connect
+
+MAX_SAMPLE = 360  # tokens: a longer function costs more than it teaches
+DENOISING_DRAWS = 4  # of each function
+TRACE_DRAWS = 3  # of each problem
+VALIDATION = 400  # dev problems
+VERSION = "1"  # of how streams are made: part of the cache's key
+CALLS = Limits(time_s=1.0, call_s=0.1, memory_mb=512)
+
+T = TypeVar("T")
+R = TypeVar("R")
+Pair = tuple[Problem, Hidden]
+
+
+def make(pack: Path, directory: Path, seed: int, processes: int, sandbox: str) -> None:
+    """Fills `directory` unless it is up to date already."""
+    names = (packs.PRETRAIN, *(f"{s}.{part}.jsonl.zst" for s in ("train", "dev") for part in ("public", "hidden")))
+    key = f"{VERSION}-{seed}-{packs.digest(pack, names)}"
+    done = directory / "complete.json"
+    if done.is_file() and json.loads(done.read_text()).get("key") == key:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
+    sources = sorted({f.source.rstrip("\n") for f in packs.functions(pack)})
+    train_problems, dev = packs.problems(pack, "train"), packs.problems(pack, "dev")
+    originals = sorted({packs.solution(hidden).rstrip("\n") for _, hidden in train_problems})
+    (directory / "sources.json").write_text(json.dumps(sorted({*sources, *originals})))
+    tokenizer = directory / "tokenizer.json"
+    train(_texts(sorted({*sources, *originals}), train_problems), tokenizer)
+
+    with Progress() as progress, multiprocessing.get_context("spawn").Pool(processes, _begin, (tokenizer,)) as pool:
+
+        def over(what: str, work: Callable[[T], list[R]], items: Sequence[T]) -> list[R]:
+            task = progress.add_task(what, total=len(items))
+            found: list[R] = []
+            for part in pool.imap(work, items, chunksize=64):
+                found += part
+                progress.advance(task)
+            return found
+
+        functions = sorted({*sources, *originals})
+        Samples.of(over("code", _code, functions)).save(directory / "code.npz")
+        numbered = [(source, f"{seed}-{i}") for i, source in enumerate(functions)]
+        Samples.of(over("bugs", _denoise, numbered)).save(directory / "denoise.npz")
+        plans = over("traces", _plan, [(pair, f"{seed}-{i}", TRACE_DRAWS) for i, pair in enumerate(train_problems)])
+        task = progress.add_task("tests", total=len(plans))
+        format = Compact(tokenizer)
+        functions_pool = connect(sandbox, processes)
+        try:
+            written = list(_executed(plans, functions_pool, format, partial(progress.advance, task)))
+        finally:
+            functions_pool.close_sync()
+        Samples.of(s for s in written if len(s.ids) <= MAX_SAMPLE).save(directory / "traces.npz")
+        random.Random(seed).shuffle(dev)
+        Samples.of(over("validation", _perfect, dev[:VALIDATION])).save(directory / "validation.npz")
+    done.write_text(json.dumps({"key": key, "functions": len(functions), "problems": len(train_problems)}))
+
+
+def _texts(sources: list[str], problems: list[Pair]) -> Iterator[str]:
+    """What the BPE learns from: lines of code without indentation, and tests as they are shown."""
+    for source in sources:
+        yield from (line.strip() for line in source.split("\n"))
+    for problem, _ in problems[::4]:
+        for case in problem.visible:
+            yield values.show(case.args)
+            yield values.show(case.expected)
+
+
+# Work of the pool's processes. A sample that cannot be made is left out: mined code holds every oddity of the language.
+
+_format: Compact
+
+
+def _begin(tokenizer: Path) -> None:
+    global _format
+    _format = Compact(tokenizer)
+
+
+def _fitting(sample: Sample | None) -> list[Sample]:
+    return [sample] if sample is not None and len(sample.ids) <= MAX_SAMPLE else []
+
+
+def _code(source: str) -> list[Sample]:
+    return _fitting(code_sample(source, _format))
+
+
+def _denoise(item: tuple[str, str]) -> list[Sample]:
+    source, seed = item
+    rng = random.Random(seed)
+    samples = []
+    for draw in range(DENOISING_DRAWS):
+        try:
+            text = renamed(source, rng) if draw else source
+            samples += _fitting(denoising_sample(text, _format, rng))
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+    return samples
+
+
+def _plan(item: tuple[Pair, str, int]) -> list[traces.Plan]:
+    (problem, hidden), seed, draws = item
+    rng = random.Random(f"trace-{seed}")
+    plans = (traces.plan(problem, hidden, _format, rng) for _ in range(draws))
+    return [plan for plan in plans if plan is not None]
+
+
+def _perfect(pair: Pair) -> list[Sample]:
+    return traces.perfect(*pair, _format)
+
+
+def _executed(
+    plans: Sequence[traces.Plan], functions: Functions, format: Compact, advance: Callable[[float], None]
+) -> Iterator[Sample]:
+    """Runs the wrong candidates of the plans, many at a time, and writes the traces."""
+    for start in range(0, len(plans), 64):
+        part = plans[start : start + 64]
+        runs = [run for plan in part for run in traces.runs(plan, CALLS)]
+        results = iter(functions.run_sync(runs))
+        for plan in part:
+            observations = [traces.verdict(plan.problem, next(results)) for _ in plan.tries]
+            yield from traces.write(plan, observations, format)
+        advance(len(part))
