@@ -1,0 +1,403 @@
+"""The bus on Kafka (kafka-python), for a cluster.
+
+Invariants
+- Nothing blocks the event loop: the producer and the administration run in one executor thread, and every
+  `deliveries()` has a reading thread with a consumer of its own.
+- The producer is idempotent and waits for all in-sync replicas (acks=all); `publish` returns when they have the message.
+- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
+  partitions, so that the consumer stays in its group while nothing is read.
+- Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
+  flight before its position is committed and handed over.
+- Topics are made as `shared.contracts.topics` declares them; one that has another number of partitions is refused, or
+  keys would change their partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import CommitFailedError, KafkaError, TopicAlreadyExistsError
+from kafka.structs import OffsetAndMetadata
+
+from shared.bus import BusUnavailable, dead_letters
+from shared.bus.assignment import partition_of
+from shared.bus.inbox import Deliveries, Inbox, Lease, Received
+from shared.contracts import codec
+from shared.contracts.topics import Topic
+
+POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
+COMMIT_EVERY_S = 0.1
+SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
+REVOKE_GRACE_S = 5.0
+BACK_OFF_S = 1.0
+PUBLISH_WITHIN_MS = 30_000
+WAIT_S = 30.0
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class KafkaBus:
+    """See shared.bus.Bus."""
+
+    def __init__(self, servers: Sequence[str], *, client: str) -> None:
+        self._servers = list(servers)
+        self._client = client
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}")
+        self._known: set[str] = set()  # topics that exist as declared; executor thread only
+        self._producer: KafkaProducer | None = None
+        self._admin: KafkaAdminClient | None = None
+        self._readers: list[_Reader] = []
+        self._closed = False
+
+    async def publish(self, topic: Topic, key: str, message: msgspec.Struct) -> None:
+        await self.publish_many([(topic, key, message)])
+
+    async def publish_many(self, items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
+        encoded = [(topic, key, *codec.encode(topic, message)) for topic, key, message in items]
+        if encoded:
+            await asyncio.wrap_future(await self._in_thread(lambda: self.send(encoded)))
+
+    def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
+        self._refuse_if_closed()
+        reader = _Reader(self, topics, group, max_in_flight, f"{self._client}-{len(self._readers)}")
+        self._readers = [r for r in self._readers if r.alive] + [reader]
+        return Deliveries(reader.inbox)
+
+    async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
+        for reader in self._readers:
+            if reader.group == group:
+                await asyncio.to_thread(reader.flush)
+        return await self._in_thread(lambda: self._lag(topics, group))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for reader in self._readers:
+            reader.stop()
+        for reader in self._readers:
+            await asyncio.to_thread(reader.join)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
+        self._executor.shutdown(wait=False)
+
+    def connection(self) -> dict[str, Any]:
+        return {"bootstrap_servers": self._servers, "client_id": self._client}
+
+    def ensure(self, topics: Sequence[Topic]) -> None:
+        """Makes topics that are not there. For reading threads."""
+        self._executor.submit(self._ensure, topics).result()
+
+    def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
+        """Durable when it returns. For reading threads."""
+        letters = []
+        for item, reason in items:
+            source = f"{item.topic.name}/{item.lease.partition}:{item.offset}/{group or ''}"
+            headers = {**item.headers, "dead-letter-reason": reason, "dead-letter-source": source}
+            letters.append((dead_letters(item.topic), item.key, item.data, headers))
+            log.warning("bus.buried", topic=item.topic.name, offset=item.offset, key=item.key, reason=reason)
+        self._executor.submit(self.send, letters).result().result()
+
+    def send(self, items: list[tuple[Topic, str, bytes, dict[str, str]]]) -> Future[None]:
+        """In the executor thread. The future ends when all are durable, or with BusUnavailable."""
+        finished: Future[None] = Future()
+        left = len(items)
+        lock = threading.Lock()
+
+        def one_is_durable(_: object) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last and not finished.done():
+                finished.set_result(None)
+
+        def one_failed(error: BaseException) -> None:
+            with contextlib.suppress(Exception):  # only the first failure is told
+                finished.set_exception(BusUnavailable(f"kafka {','.join(self._servers)}: {error!r}"))
+
+        try:
+            self._ensure([item[0] for item in items])
+            producer = self._open_producer()
+            for topic, key, data, headers in items:
+                sent = producer.send(
+                    topic.name,
+                    value=data,
+                    key=key.encode(),
+                    headers=[(name, value.encode()) for name, value in headers.items()],
+                    partition=partition_of(key, topic.partitions),
+                )
+                sent.add_callback(one_is_durable)
+                sent.add_errback(one_failed)
+        except KafkaError as error:
+            one_failed(error)
+        return finished
+
+    # In the executor thread.
+
+    def _open_producer(self) -> KafkaProducer:
+        if self._producer is None:
+            self._producer = KafkaProducer(
+                **self.connection(),
+                acks="all",
+                enable_idempotence=True,
+                linger_ms=2,  # what is published together travels together
+                delivery_timeout_ms=PUBLISH_WITHIN_MS,
+                request_timeout_ms=PUBLISH_WITHIN_MS // 2,
+                max_block_ms=PUBLISH_WITHIN_MS,
+                allow_auto_create_topics=False,
+            )
+        return self._producer
+
+    def _open_admin(self) -> KafkaAdminClient:
+        if self._admin is None:
+            self._admin = KafkaAdminClient(**self.connection())
+        return self._admin
+
+    def _ensure(self, topics: Sequence[Topic]) -> None:
+        wanted = {topic.name: topic for topic in topics if topic.name not in self._known}
+        if not wanted:
+            return
+        admin = self._open_admin()
+        for topic in wanted.values():
+            configs = {"retention.ms": str(topic.retention_h * 3_600_000)}
+            if topic.compacted:
+                configs = {"cleanup.policy": "compact"}
+            with contextlib.suppress(TopicAlreadyExistsError):
+                admin.create_topics({topic.name: {"num_partitions": topic.partitions, "configs": configs}})
+        admin.wait_for_topics(list(wanted))
+        for found in admin.describe_topics(list(wanted)):
+            name, partitions = found["name"], len(found["partitions"])
+            if partitions != wanted[name].partitions:
+                raise BusUnavailable(
+                    f"kafka topic {name} has {partitions} partitions, expected {wanted[name].partitions}: "
+                    "move it to a topic of the declared size; keys would change their partitions"
+                )
+        self._known.update(wanted)
+
+    def _lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
+        self._ensure(topics)
+        partitions = [TopicPartition(topic.name, p) for topic in topics for p in range(topic.partitions)]
+        committed = self._open_admin().list_group_offsets({group: partitions})[group]
+        consumer = KafkaConsumer(**self.connection(), group_id=None, allow_auto_create_topics=False)
+        try:
+            first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+        finally:
+            consumer.close()
+        lag = dict.fromkeys((topic.name for topic in topics), 0)
+        for partition in partitions:
+            position = committed[partition].offset if partition in committed else -1
+            lag[partition.topic] += end[partition] - max(position, first[partition])
+        return lag
+
+    def _close(self) -> None:
+        for client in (self._producer, self._admin):
+            if client is not None:
+                client.close()
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        self._refuse_if_closed()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        except KafkaError as error:
+            raise BusUnavailable(f"kafka {','.join(self._servers)}: {error!r}") from None
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise BusUnavailable("the bus of this process is closed")
+
+
+class _Reader(ConsumerRebalanceListener):
+    """One consumer in one thread, from `deliveries()` to the end of its iterator. The listener's calls come from within
+    `poll`, so in the same thread."""
+
+    def __init__(
+        self, bus: KafkaBus, topics: Sequence[Topic], group: str | None, max_in_flight: int, name: str
+    ) -> None:
+        self.group = group
+        self._signal = threading.Event()
+        self.inbox = Inbox(max_in_flight, self._signal.set)
+        self._bus = bus
+        self._topics = {topic.name: topic for topic in topics}
+        self._leases: dict[TopicPartition, Lease] = {}
+        self._burying: list[tuple[Received, str]] = []
+        self._grace_s = REVOKE_GRACE_S
+        self._paused = False
+        self._next_commit = 0.0
+        self._flushes: list[threading.Event] = []
+        self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """The process leaves: what is in flight is not waited for."""
+        self._grace_s = 0.0
+        self.inbox.close()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def flush(self) -> None:
+        """Returns when everything that was settled before the call is committed."""
+        done = threading.Event()
+        self._flushes.append(done)
+        self._signal.set()
+        while not done.wait(0.05) and self.alive:
+            pass
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while not self._over():
+            try:
+                self._read()
+            except (KafkaError, BusUnavailable, OSError) as error:
+                log.error("bus.kafka", error=repr(error), topics=list(self._topics), group=self.group)
+                self._lose(list(self._leases))
+                time.sleep(BACK_OFF_S)
+            except BaseException as error:
+                log.exception("bus.reader_died")
+                self.inbox.close(BusUnavailable(f"the Kafka reader of this process died: {error!r}"))
+        self.inbox.close()
+        for done in self._flushes:
+            done.set()
+
+    def _over(self) -> bool:
+        return self.inbox.closed or self.inbox.abandoned
+
+    def _read(self) -> None:
+        """Until the inbox is closed or the consumer breaks."""
+        self._bus.ensure(list(self._topics.values()))
+        consumer = KafkaConsumer(
+            **self._bus.connection(),
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            fetch_max_wait_ms=POLL_MS,
+            partition_assignment_strategy=(CooperativeStickyAssignor,),
+        )
+        self._consumer = consumer
+        try:
+            if self.group is None:
+                partitions = [TopicPartition(t.name, p) for t in self._topics.values() for p in range(t.partitions)]
+                consumer.assign(partitions)
+                consumer.seek_to_beginning(*partitions)
+            else:
+                consumer.subscribe(list(self._topics), listener=self)
+            while not self._over():
+                self._cycle(consumer)
+            self.on_partitions_revoked(list(self._leases))
+        finally:
+            consumer.close(autocommit=False)
+
+    def _cycle(self, consumer: KafkaConsumer) -> None:
+        flushes, self._flushes = self._flushes, []
+        self._settle()
+        if flushes or time.monotonic() >= self._next_commit:
+            self._commit(list(self._leases))
+        for done in flushes:
+            done.set()
+        room = self.inbox.room()
+        if (room <= 0) != self._paused:
+            self._paused = not self._paused
+            (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
+        if self._paused:
+            consumer.poll(timeout_ms=0)  # stays in the group
+            self._signal.wait(POLL_MS / 1000)
+            self._signal.clear()
+        else:
+            self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
+
+    def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
+        items = []
+        for partition, found in records.items():
+            topic = self._topics[partition.topic]
+            lease = self._leases.get(partition)
+            if lease is None:
+                lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
+            for record in found:
+                headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
+                key = (record.key or b"").decode("utf-8", "replace")
+                data = record.value or b""
+                lease.tracker.give(record.offset)
+                item = Received(self.inbox, lease, key, None, headers, record.offset, data)
+                try:
+                    item.message = codec.decode(topic, data, headers)
+                except codec.UnreadableMessage as error:
+                    self._burying.append((item, str(error)))
+                    continue
+                items.append(item)
+        if items:
+            self.inbox.offer(items)
+
+    def _settle(self) -> None:
+        """Moves the trackers; a buried message counts when its dead letter is durable."""
+        for item, reason in self.inbox.drain():
+            if reason is not None:
+                self._burying.append((item, reason))
+            elif item.lease.live:
+                item.lease.tracker.done(item.offset)
+        if self._burying:
+            self._bus.bury(self._burying, self.group)
+            for item, _ in self._burying:
+                item.lease.tracker.done(item.offset)
+            self._burying = []
+
+    def _commit(self, partitions: Sequence[TopicPartition]) -> None:
+        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        if self.group is None:
+            return
+        moved = {p: lease for p in partitions if (lease := self._leases[p]).tracker.position > lease.committed}
+        if not moved:
+            return
+        try:
+            self._consumer.commit({p: OffsetAndMetadata(lease.tracker.position, "", -1) for p, lease in moved.items()})
+        except CommitFailedError as error:  # the group went on without us: somebody else reads them again
+            log.warning("bus.commit_fenced", group=self.group, error=str(error))
+            return
+        for lease in moved.values():
+            lease.committed = lease.tracker.position
+
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            lease = self._leases.pop(partition, None)
+            if lease:
+                lease.live = False
+                self.inbox.withdraw(lease)
+
+    # From within `poll`.
+
+    def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
+        mine = [partition for partition in revoked if partition in self._leases]
+        until = time.monotonic() + self._grace_s
+        for partition in mine:
+            self._leases[partition].revoke_by = until
+        while any([self.inbox.withdraw(self._leases[p]) for p in mine]) and time.monotonic() < until:
+            time.sleep(0.01)
+        self._settle()
+        self._commit(mine)
+        self._lose(mine)
+
+    def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
+        if self._paused:
+            self._consumer.pause(*assigned)
+
+    def on_partitions_lost(self, lost: Sequence[TopicPartition]) -> None:
+        self._lose(lost)
