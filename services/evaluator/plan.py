@@ -40,12 +40,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose(problems: Iterable[str], count: int, salt: str = "") -> list[str]:
     """`count` of the problems (0: all), always the same ones of a pack, whatever its order."""
-    ids = sorted(problems, key=lambda p: xxhash.xxh3_64_intdigest(f"{salt}|{p}"))
+    ids = sorted(problems, key=lambda p: xxhash.xxh3_64_intdigest(f"{salt}|{p}".encode()))
     return sorted(ids[:count] if count else ids)
 
 
 def group_of(request: EvalRequested, problem: str) -> str:
-    return "e-" + xxhash.xxh3_128_hexdigest(f"{request.run}|{request.eval}|{problem}")[:16]
+    return "e-" + xxhash.xxh3_128_hexdigest(f"{request.run}|{request.eval}|{problem}".encode())[:16]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Plan:
             for index in range(request.samples + int(request.greedy)):
                 self._places[attempt_id(request.run, group, index)] = _Place(problem, index, group)
         self._waiting: deque[str] = deque(self._places)
-        self._out: dict[str, None] = {}  # asked for, in this order
+        self._out: dict[str, None] = {}  # asked for, in the order of asking
 
     @property
     def total(self) -> int:
@@ -102,11 +102,10 @@ class Plan:
 
     def due(self, now: float, in_flight: int) -> Iterator[RolloutRequested]:
         """Attempts to ask for now, marked as asked for; first those that were lost."""
-        for attempt in list(self._out):
-            if now - self._places[attempt].asked_at < self._lost_s:
-                break  # they are in the order in which they were asked for
+        lost = [attempt for attempt in self._out if now - self._places[attempt].asked_at >= self._lost_s]
+        for attempt in lost:
             del self._out[attempt]
-            self._waiting.appendleft(attempt)
+        self._waiting.extendleft(reversed(lost))
         for _ in range(len(self._waiting)):
             if len(self._out) >= in_flight:
                 return
@@ -183,5 +182,5 @@ class Plan:
             sampling=sampling,
             pack=request.pack,
             pack_hidden=request.pack_hidden,
-            seed=int(xxhash.xxh3_64_intdigest(attempt) >> 33),
+            seed=int(xxhash.xxh3_64_intdigest(attempt.encode()) >> 33),
         )

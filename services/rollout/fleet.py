@@ -102,7 +102,7 @@ class Fleet:
         for replica in able:
             if replica.name == stay:
                 return replica
-        return max(able, key=lambda r: xxhash.xxh3_64_intdigest(f"{wanted.group}|{r.name}"), default=None)
+        return max(able, key=lambda r: xxhash.xxh3_64_intdigest(f"{wanted.group}|{r.name}".encode()), default=None)
 
     def any_usable(self, now: float) -> bool:
         return any(r.usable(now) for r in self.replicas.values())

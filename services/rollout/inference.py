@@ -170,7 +170,7 @@ class Session:
         """Differs between the attempts of a group and between their generations, whatever the request's seed."""
         if self.seed == 0:
             return None
-        return xxhash.xxh3_64_intdigest(f"{self.seed}|{self.attempt}|{self.requests}") >> 33
+        return xxhash.xxh3_64_intdigest(f"{self.seed}|{self.attempt}|{self.requests}".encode()) >> 33
 
     async def _ask(self, replica: Replica, request: Request) -> Generation:
         """One request; given up when the replica has been silent for long and another one could serve."""

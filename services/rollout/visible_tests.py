@@ -41,9 +41,8 @@ class VisibleTests:
     async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
         """The first failing visible test. Raises InfrastructureError where the sandbox cannot run."""
         source, entry = target(problem, files)
-        key = xxhash.xxh3_128_digest(
-            "\0".join((problem.id, entry, source, *(c.args + c.expected for c in problem.visible)))
-        )
+        facts = "\0".join((problem.id, entry, source, *(c.args + c.expected for c in problem.visible)))
+        key = xxhash.xxh3_128_digest(facts.encode("utf-8", "surrogatepass"))
         if (known := self._remembered.get(key)) is not None:
             self._remembered.move_to_end(key)
             metrics.SANDBOX_RUNS.labels("memory").inc()

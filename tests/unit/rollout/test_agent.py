@@ -1,0 +1,198 @@
+"""The agent against a policy that says what the test wrote, in the compact format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from services.rollout.agent import MAX_BROKEN, Agent, InfrastructureError
+from services.rollout.generation import Generation
+from shared.contracts.messages import StopReason
+from shared.contracts.run import Sampling
+from shared.formats import Observation, Tool
+from shared.formats.compact import Compact
+from shared.problems import Case, Problem
+
+PROBLEM = Problem(
+    id="p",
+    files={"f.py": "def f(a):\n    return a - 1\n"},
+    entry="f",
+    visible=[Case(args="[1]", expected="2")],
+    actual=["0"],
+)
+FIXED = "def f(a):\n    return a + 1\n"
+
+
+class Script:
+    """Says one completion after the other; checks that it is sent exactly what was said before."""
+
+    def __init__(self, *completions: list[int] | Callable[[], list[int]]) -> None:
+        self.completions = list(completions)
+        self.contexts: list[list[int]] = []
+
+    async def generate(self, tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
+        self.contexts.append(tokens)
+        await asyncio.sleep(0)
+        completion = self.completions.pop(0)
+        if callable(completion):
+            completion = completion()
+        cut = completion[:max_new_tokens]
+        n = len(cut)
+        return Generation(
+            tokens=cut,
+            logprobs_N=np.full(n, -0.5, dtype=np.float32),
+            versions_N=np.full(n, 3, dtype=np.int32),
+            oldest_kv_version=3,
+            finish="stop" if n == len(completion) else "length",
+        )
+
+
+class Tests:
+    """Passes exactly for the fixed file."""
+
+    async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+        return Observation(Tool.test) if files == {"f.py": FIXED} else Observation(Tool.test, failing=0, got="0")
+
+
+def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int) -> Agent:
+    return Agent.of(PROBLEM, compact, Script(*completions), Tests(), Sampling(**sampling))  # type: ignore[arg-type]
+
+
+def run(made: Agent) -> StopReason:
+    return asyncio.run(made.run())
+
+
+def edit(compact: Compact, line: int = 1, old: str = "-", new: str = "+") -> list[int]:
+    return [compact.edit, compact.line_token(line), *compact.encode(old), compact.got, *compact.encode(new), compact.end]
+
+
+def test_a_repair_is_recorded_token_for_token(compact: Compact) -> None:
+    first = [*edit(compact, new="*"), compact.test]
+    second = [compact.undo, *edit(compact), compact.test]
+    made = agent(compact, first, second, [compact.submit])
+    assert run(made) is StopReason.submitted
+    assert made.workspace.files == {"f.py": FIXED}
+    assert made.first_edit == {"f.py": FIXED.replace("+", "*")}
+    prompt = compact.prompt(PROBLEM, PROBLEM.files)
+    fails = compact.observation(Observation(Tool.test, failing=0, got="0"))
+    passes = compact.observation(Observation(Tool.test))
+    (segment,) = made.recorder.segments()
+    parts = [(prompt, 0), (first, 1), (fails, 0), (second, 1), (passes, 0), ([compact.submit], 1)]
+    assert segment.tokens.tolist() == [t for tokens, _ in parts for t in tokens]
+    assert segment.loss_mask.tolist() == [bool(m) for tokens, m in parts for _ in tokens]
+    assert [(s.role, s.tool, s.turn) for s in segment.spans] == [
+        ("prompt", "", 0),
+        ("tool_call", "edit", 1),
+        ("tool_call", "test", 1),
+        ("tool_output", "test", 1),
+        ("tool_call", "undo", 2),
+        ("tool_call", "edit", 2),
+        ("tool_call", "test", 2),
+        ("tool_output", "test", 2),
+        ("final", "submit", 3),
+    ]
+    effort = made.effort
+    assert (effort.turns, effort.edits, effort.tests, effort.tool_calls, effort.broken_tool_calls) == (3, 2, 2, 6, 0)
+    assert effort.final_tokens == 1
+    assert effort.sampled_tokens == sum(segment.loss_mask)
+    assert effort.tool_output_tokens == len(fails) + len(passes)
+    assert effort.prompt_tokens == len(prompt)
+
+
+def test_every_request_holds_exactly_what_was_recorded(compact: Compact) -> None:
+    made = agent(compact, [compact.test], [*edit(compact), compact.test], [compact.submit])
+    run(made)
+    (segment,) = made.recorder.segments()
+    script = made.model
+    assert isinstance(script, Script)
+    for context in script.contexts:
+        assert segment.tokens.tolist()[: len(context)] == context
+
+
+def test_calls_after_one_that_failed_do_nothing(compact: Compact) -> None:
+    """`submit` was written believing that the edit would work."""
+    made = agent(compact, [*edit(compact, old="nowhere"), compact.submit], [*edit(compact), compact.submit])
+    assert run(made) is StopReason.submitted
+    assert made.workspace.files == {"f.py": FIXED}
+    assert made.effort.broken_tool_calls == 1
+    assert [s.ok for s in made.recorder.segments()[0].spans if s.role in ("tool_call", "final")] == [False, False, True, True]
+
+
+def test_what_is_submitted_at_a_cap_is_the_work_as_it_is(compact: Compact) -> None:
+    turns = agent(compact, [*edit(compact), compact.test], [compact.test], max_turns=2)
+    assert run(turns) is StopReason.turn_limit
+    edits = agent(compact, [*edit(compact), *edit(compact, old="a", new="b"), compact.submit], max_edits=1)
+    assert run(edits) is StopReason.turn_limit
+    budget = agent(compact, [*edit(compact), compact.test, *[7] * 99], max_completion_tokens=len(edit(compact)) + 1)
+    assert run(budget) is StopReason.context_full
+    for made in (turns, edits, budget):
+        assert made.workspace.files == {"f.py": FIXED}
+        assert made.recorder.segments()
+
+
+def test_the_budget_counts_observations(compact: Compact) -> None:
+    answer = len(compact.observation(Observation(Tool.test, failing=0, got="0")))
+    made = agent(compact, [compact.test], [compact.test], max_completion_tokens=1 + answer)
+    assert run(made) is StopReason.context_full
+    assert made.effort.turns == 1
+
+
+def test_a_policy_that_only_breaks_calls_is_stopped(compact: Compact) -> None:
+    made = agent(compact, *([[compact.end, compact.test]] * 9), max_turns=9)
+    assert run(made) is StopReason.format_errors
+    assert made.effort.broken_tool_calls == MAX_BROKEN + 1
+
+
+def test_a_self_summary_starts_a_new_segment_that_holds_it_as_it_was_sampled(compact: Compact) -> None:
+    summary = [compact.line_token(1), *compact.encode("-"), compact.got, *compact.encode("+"), compact.end]
+    made = agent(
+        compact,
+        [*edit(compact), compact.test],
+        [*summary, compact.done],
+        [compact.submit],
+        summary_trigger_tokens=1,
+    )
+    assert run(made) is StopReason.submitted
+    first, second = made.recorder.segments()
+    assert first.tokens[-len(summary) - 2] == compact.sum
+    assert first.loss_mask[-len(summary) - 2 :].tolist() == [False] + [True] * (len(summary) + 1)
+    assert second.tokens.tolist() == [*compact.prompt(PROBLEM, {"f.py": FIXED}, tuple(summary)), compact.submit]
+    assert second.loss_mask.sum() == 1
+    assert [s.role for s in second.spans] == ["prompt", "summary", "prompt", "final"]
+    assert made.effort.summaries == 1
+
+
+def test_a_deadline_submits_the_work_and_keeps_what_was_sampled(compact: Compact) -> None:
+    async def scenario() -> tuple[StopReason, Agent]:
+        made = agent(compact, [*edit(compact), compact.test])
+        gate = asyncio.Event()
+        script = made.model.generate
+
+        async def stuck(tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
+            if len(made.recorder.segments()) == 0:
+                return await script(tokens, max_new_tokens=max_new_tokens, first_row=first_row)
+            gate.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        made.model.generate = stuck  # type: ignore[method-assign]
+        task = asyncio.create_task(made.run())
+        await gate.wait()
+        made.deadline = True
+        task.cancel()
+        return await task, made
+
+    stop, made = asyncio.run(scenario())
+    assert stop is StopReason.deadline
+    assert made.workspace.files == {"f.py": FIXED}
+    assert made.recorder.segments()[0].loss_mask.sum() == len(edit(compact)) + 1
+
+
+def test_a_problem_that_the_format_cannot_write_is_no_outcome(compact: Compact) -> None:
+    long = Problem(id="p", files={"f.py": "x = 1\n" * 99}, entry="f", visible=[])
+    made = Agent.of(long, compact, Script(), Tests(), Sampling())
+    with pytest.raises(InfrastructureError, match="99 lines"):
+        run(made)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.rollout.fleet import FIRST_REST_S, LAST_REST_S, OPEN_AFTER, Circuit, Fleet, Wanted
+from shared.contracts.messages import PolicyApplied
+
+
+def fleet(*replicas: tuple[str, str, int]) -> Fleet:
+    """(name, pool, serial), all alive."""
+    made = Fleet()
+    for name, pool, serial in replicas:
+        made.apply(PolicyApplied(run="r", replica=name, url=f"http://{name}", pool=pool, serial=serial))  # type: ignore[arg-type]
+        made.replicas[name].alive = True
+    return made
+
+
+def chosen(made: Fleet, wanted: Wanted, stay: str = "") -> str | None:
+    replica = made.choose(wanted, 0.0, stay)
+    return replica.name if replica else None
+
+
+def test_a_group_stays_together_and_groups_spread() -> None:
+    made = fleet(("a", "rollout", 1), ("b", "rollout", 1), ("c", "rollout", 1))
+    choices = {f"g{i}": chosen(made, Wanted("r", f"g{i}", 0)) for i in range(60)}
+    assert set(choices.values()) == {"a", "b", "c"}
+    assert all(chosen(made, Wanted("r", group, 0)) == name for group, name in choices.items())
+
+
+@given(st.sets(st.sampled_from("abcdef"), min_size=2), st.integers(0, 999))
+def test_losing_a_replica_moves_only_its_own_groups(names: set[str], group: int) -> None:
+    made = fleet(*((name, "rollout", 1) for name in names))
+    wanted = Wanted("r", f"g{group}", 0)
+    before = chosen(made, wanted)
+    lost = next(name for name in sorted(names) if name != before)
+    made.replicas[lost].alive = False
+    assert chosen(made, wanted) == before
+
+
+def test_a_replica_below_the_floor_or_of_another_run_or_out_of_rotation_serves_nothing() -> None:
+    made = fleet(("a", "rollout", 3))
+    assert chosen(made, Wanted("r", "g", 4)) is None
+    assert chosen(made, Wanted("other", "g", 0)) is None
+    made.apply(PolicyApplied(run="r", replica="a", url="http://a", serial=4, ok=False, reason="damaged"))
+    assert chosen(made, Wanted("r", "g", 0)) is None
+    made.apply(PolicyApplied(run="r", replica="a", url="http://a", serial=4))
+    assert chosen(made, Wanted("r", "g", 4)) == "a"
+
+
+def test_a_pinned_attempt_goes_to_the_evaluation_pool_else_to_whoever_serves_exactly_that_version() -> None:
+    made = fleet(("roll", "rollout", 3), ("eval", "evaluation", 3), ("new", "rollout", 4))
+    assert chosen(made, Wanted("r", "g", 3, pinned=3)) == "eval"
+    assert {chosen(made, Wanted("r", f"g{i}", 3, pinned=3, spare=True)) for i in range(20)} == {"roll", "eval"}
+    made.replicas["eval"].alive = False
+    assert chosen(made, Wanted("r", "g", 3, pinned=3)) == "roll"
+    assert chosen(made, Wanted("r", "g", 5, pinned=5)) is None
+
+
+def test_training_never_uses_the_evaluation_pool() -> None:
+    assert chosen(fleet(("eval", "evaluation", 3)), Wanted("r", "g", 0)) is None
+
+
+def test_a_session_stays_with_its_kv() -> None:
+    made = fleet(("a", "rollout", 1), ("b", "rollout", 1))
+    other = {"a": "b", "b": "a"}
+    first = chosen(made, Wanted("r", "g", 0))
+    assert first is not None
+    assert chosen(made, Wanted("r", "g", 0), stay=other[first]) == other[first]
+
+
+def test_a_replica_started_again_at_the_same_address_replaces_the_old_one() -> None:
+    made = fleet(("a", "rollout", 1))
+    made.apply(PolicyApplied(run="r", replica="a2", url="http://a", serial=1))
+    assert list(made.replicas) == ["a2"]
+
+
+def test_a_circuit_opens_after_repeated_failures_and_one_outage_counts_once() -> None:
+    circuit, now = Circuit(), 10.0
+    for _ in range(OPEN_AFTER - 1):
+        circuit.failed(now)
+    assert circuit.allows(now)
+    for _ in range(50):  # all requests in flight fail together
+        circuit.failed(now)
+    assert not circuit.allows(now + FIRST_REST_S * 0.99)
+    assert circuit.allows(now + FIRST_REST_S)
+    for _ in range(10):
+        now = circuit.rest_until
+        circuit.failed(now)
+    assert circuit.rest_until - now == LAST_REST_S
+    circuit.succeeded()
+    assert circuit.allows(now)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.rollout.agent import InfrastructureError
+from services.rollout.visible_tests import UnsupportedProblem, VisibleTests, first_failing, origin_modules, target
+from shared.problems import Case, Problem
+from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
+from shared.settings import ServiceSettings
+from shared.telemetry import Health
+
+PROBLEM = Problem(
+    id="p",
+    files={"f.py": "def f(a): return a"},
+    entry="f",
+    visible=[Case(args="[1]", expected="1"), Case(args="[2]", expected="2")],
+    origin="stdlib:textwrap:dedent",
+)
+
+
+class Recording:
+    """Answers as if every function returned its argument; remembers what it was asked."""
+
+    def __init__(self, error: str = "", unavailable: bool = False) -> None:
+        self.batches: list[Sequence[FunctionRun]] = []
+        self.error = error
+        self.unavailable = unavailable
+
+    async def run(self, runs: Sequence[FunctionRun]) -> list[list[CallResult]]:
+        self.batches.append(runs)
+        if self.unavailable:
+            raise SandboxUnavailable("no namespaces")
+        return [[CallResult(None, self.error) if self.error else CallResult(a[1:-1]) for a in run.args] for run in runs]
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> Health:
+    return Health("rollout", ServiceSettings(state=tmp_path))
+
+
+def test_runs_of_several_attempts_go_to_the_sandbox_together_and_answers_are_remembered(health: Health) -> None:
+    async def scenario() -> Recording:
+        functions = Recording()
+        tests = VisibleTests(functions, health)
+        files = [{"f.py": f"def f(a): return a  # {i}"} for i in range(5)]
+        answers = await asyncio.gather(*(tests.run(PROBLEM, f) for f in files))
+        assert [a.failing for a in answers] == [None] * 5
+        await tests.run(PROBLEM, files[0])
+        return functions
+
+    functions = asyncio.run(scenario())
+    assert [len(batch) for batch in functions.batches] == [5]
+    assert functions.batches[0][0].forbidden_imports == ("textwrap",)
+    assert "1" not in [a for run in functions.batches[0] for a in run.args]  # arguments only, as lists
+
+
+def test_a_result_that_a_limit_cut_short_is_not_remembered(health: Health) -> None:
+    async def scenario() -> int:
+        functions = Recording(error="Timeout")
+        tests = VisibleTests(functions, health)
+        for _ in range(2):
+            observation = await tests.run(PROBLEM, PROBLEM.files)
+            assert (observation.failing, observation.got) == (0, "Timeout")
+        return len(functions.batches)
+
+    assert asyncio.run(scenario()) == 2
+
+
+def test_a_sandbox_that_fails_is_infrastructure_and_the_service_says_so(health: Health) -> None:
+    with pytest.raises(InfrastructureError, match="no namespaces"):
+        asyncio.run(VisibleTests(Recording(unavailable=True), health).run(PROBLEM, PROBLEM.files))
+    assert not health.ready
+
+
+def test_comparison_is_type_exact() -> None:
+    results = [CallResult("1"), CallResult("2.0")]
+    observation = first_failing(PROBLEM, results)
+    assert (observation.failing, observation.got) == (1, "2.0")
+    assert first_failing(PROBLEM, results[:1]).failing == 1
+
+
+def test_the_entry_names_a_function_in_a_file() -> None:
+    two = {"a.py": "A", "b.py": "B"}
+    named = Problem(id="p", files=two, entry="b.py::g", visible=[])
+    assert target(named, two) == ("B", "g")
+    with pytest.raises(UnsupportedProblem, match=r"c\.py::g"):
+        target(Problem(id="p", files=two, entry="c.py::g", visible=[]), two)
+    assert origin_modules(PROBLEM) == ("textwrap",)
