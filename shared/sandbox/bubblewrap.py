@@ -39,13 +39,17 @@ WAY_OUT = (
 )
 
 
-@functools.cache
-def _program() -> str:
+def require_linux() -> None:
     if sys.platform != "linux" or confine.MACHINE not in ("x86_64", "aarch64"):
         raise SandboxUnavailable(
             f"sandboxes need Linux on x86_64 or aarch64, this is {sys.platform} on {confine.MACHINE}; "
-            "use Docker or WSL2, or, for code that you trust only, ETUDE_SANDBOX=process"
+            "use Docker, or WSL2 on Windows"
         )
+
+
+@functools.cache
+def _program() -> str:
+    require_linux()
     path = shutil.which("bwrap")
     if path is None:
         raise SandboxUnavailable(f"bwrap is not on the PATH; {WAY_OUT}")
@@ -120,7 +124,7 @@ def start(number: int) -> Nursery:
         arguments += ["--setenv", name, value]
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     info_read, info_write = os.pipe()
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 closed by Nursery.kill
     try:
         arguments += ["--info-fd", str(info_write), str(interpreter()), *PYTHON_FLAGS]
         arguments += ["-m", nursery.__name__, "root" if as_root else "user", str(theirs.fileno())]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shared.problems import values
 from shared.sandbox import SandboxUnavailable, inside
-from shared.sandbox.bubblewrap import ENVIRONMENT, PYTHON_FLAGS, interpreter
+from shared.sandbox.bubblewrap import ENVIRONMENT, PYTHON_FLAGS, interpreter, require_linux
 from shared.sandbox.inside import nursery
 from shared.sandbox.slot import START_S, Nursery
 
@@ -24,15 +24,18 @@ def _tree() -> tempfile.TemporaryDirectory[str]:
     """The harness alone, as it lies in a sandbox; lives as long as this process."""
     tree = tempfile.TemporaryDirectory(prefix="etude-harness-")
     root = Path(tree.name) / "shared"
-    shutil.copytree(Path(inside.__file__).parent, root / "sandbox" / "inside", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(inside.__file__).parent, root / "sandbox" / "inside", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (root / "problems").mkdir()
     shutil.copy(values.__file__, root / "problems" / "values.py")
     return tree
 
 
 def start() -> Nursery:
+    require_linux()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 closed by Nursery.kill
     process = subprocess.Popen(
         [str(interpreter()), *PYTHON_FLAGS, "-m", nursery.__name__, "process", str(theirs.fileno())],
         stdin=subprocess.DEVNULL,

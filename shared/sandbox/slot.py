@@ -117,7 +117,10 @@ class Slot:
         }
         order = ORDER.pack(limits.time_s, limits.memory_mb << 20, limits.processes, limits.output_bytes, bool(hide))
         # Files without a name: the nursery never sees what is in them, a full one blocks nobody, and both end with the run.
-        with open(os.memfd_create("request"), "wb") as request_file, open(os.memfd_create("results"), "rb") as result_file:
+        with (
+            open(os.memfd_create("request"), "wb") as request_file,
+            open(os.memfd_create("results"), "rb") as result_file,
+        ):
             request_file.write(json.dumps(request).encode())
             request_file.flush()
             request_file.seek(0)

@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import struct
+import sys
 from collections.abc import Sequence
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
@@ -43,10 +44,11 @@ _X32 = 0x40000000
 
 MACHINE = platform.machine()
 _libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: keeps the interpreter lock, as a fork must
-_libc.syscall.argtypes = [ctypes.c_long] * 6
-_libc.syscall.restype = ctypes.c_long
-_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
-_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+if sys.platform == "linux":
+    _libc.syscall.argtypes = [ctypes.c_long] * 6
+    _libc.syscall.restype = ctypes.c_long
+    _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+    _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
 class Unconfinable(RuntimeError):
@@ -98,7 +100,10 @@ def hide(paths: Sequence[str]) -> None:
     for path in paths:
         name = os.fsencode(path)
         if os.path.isdir(path):
-            _check(_libc.mount(b"tmpfs", name, b"tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, b"size=4k,mode=555"), f"hide {path}")
+            _check(
+                _libc.mount(b"tmpfs", name, b"tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, b"size=4k,mode=555"),
+                f"hide {path}",
+            )
         elif os.path.exists(path):
             _check(_libc.mount(b"/dev/null", name, None, _MS_BIND, None), f"hide {path}")
 
@@ -137,10 +142,17 @@ def filter_program(machine: str) -> bytes:
     clone, clone3 = calls.pop("clone"), calls.pop("clone3")
     denied = sorted(calls.values())
     # (code, jump if true, jump if false, operand); jumps count instructions after the next one
-    program: list[tuple[int, int, int, int]] = [(load, 0, 0, 4), (equal, 1, 0, _AUDIT_ARCH[machine]), (give, 0, 0, kill)]
+    program: list[tuple[int, int, int, int]] = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, _AUDIT_ARCH[machine]),
+        (give, 0, 0, kill),
+    ]
     program += [(load, 0, 0, 0)]
     program += [(above, 0, 1, _X32), (give, 0, 0, eperm)] if machine == "x86_64" else []
-    program += [(equal, 0, 1, clone3), (give, 0, 0, enosys)]  # its flags are in memory; the C library falls back to clone
+    program += [
+        (equal, 0, 1, clone3),
+        (give, 0, 0, enosys),
+    ]  # its flags are in memory; the C library falls back to clone
     for at, number in enumerate(denied):
         program += [(equal, len(denied) - at + 3, 0, number)]  # to the last instruction
     program += [(equal, 0, 2, clone), (load, 0, 0, 16), (any_bit, 1, 0, _NEW_ANYTHING)]

@@ -92,7 +92,7 @@ def serve(request: dict[str, Any], out: int) -> None:
                 code = compile(request["source"], "<candidate>", "exec", dont_inherit=True)
             line = "v" + _call(code, entry, text, given)
         except BaseException as error:
-            line = "e" + type(error).__name__
+            line = "e" + type(error).__name__.replace("\n", " ")
         finally:
             _setitimer(signal.ITIMER_PROF, 0)
         _write(out, line.encode("ascii", "replace") + b"\n")

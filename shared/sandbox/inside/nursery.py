@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _socket
 import array
+import contextlib
 import gc
 import json
 import os
@@ -42,10 +43,13 @@ def _receive(control: _socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _child(order: tuple[float, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool) -> None:
+def _child(
+    order: tuple[float, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool
+) -> None:
     """Never returns."""
     try:
         os.close(control_fd)
+        os.dup2(1, 2)  # to /dev/null; standard error is the nursery's log
         os.setsid()
         deadline_s, memory, processes, output, _ = order
         with open(request_fd, "rb") as file:
@@ -77,10 +81,8 @@ def _watch(pid: int, deadline_s: float, control: _socket.socket, isolated: bool)
     if late:
         os.kill(pid, signal.SIGKILL)
     if not isolated:  # without a PID namespace only the group can be reached
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
     _, status, usage = os.wait4(pid, 0)
     os.close(handle)
     return REPLY.pack(status, late, usage.ru_utime + usage.ru_stime)
@@ -107,7 +109,7 @@ def main() -> None:
         flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[4] else 0)) if isolated else 0
         pid = confine.fork_into_namespaces(flags) if isolated else os.fork()
         if pid == 0:
-            _child(order, *fds, control.fileno(), isolated)
+            _child(order, fds[0], fds[1], control.fileno(), isolated)
         for fd in fds:
             os.close(fd)
         control.send(_watch(pid, order[0], control, isolated))
