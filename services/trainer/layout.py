@@ -1,22 +1,25 @@
 """A micro-batch of units as flat tensors for `shared.model`, and the `attend` that knows who may look at whom.
 
 Flat order, unit by unit: prefix, then every branch. No padding goes through the model; only the attention of a unit's
-branches is padded to its longest branch. Shapes: N fed tokens, S predictions, B branches of a unit, C its longest.
+branches is padded, a few branches of similar length together. Shapes: N fed tokens, S predictions, B branches of a
+bucket, C rows of its longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from services.trainer.packing import Unit
 from shared.model import Attend
+
+BUCKET = 4  # branches that are padded together; packing sorts them by length, so that little is padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +30,74 @@ class Block:
     P: int
     branches: tuple[int, ...]
 
-    @property
-    def end(self) -> int:
-        return self.start + self.P + sum(self.branches)
+
+class _Reorder(torch.autograd.Function):
+    """rows[take]; the gradient is grad[back]. Right where every row that counts is taken at exactly one place, and the
+    gradient of all other places is zero. Two gathers instead of a gather and a scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, take: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows.index_select(0, take)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (back,) = ctx.saved_tensors
+        return grad.index_select(0, back), None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Branches of one block, padded to C rows each: rows [B * C] of the padded layout. `prefix`: which prefix."""
+
+    prefix: int
+    B: int
+    C: int
+    mask: Tensor
 
 
 def attend_shared(blocks: Sequence[Block], device: torch.device | str = "cpu") -> Attend:
-    """Causal attention within every block; a branch sees its prefix and itself, never a sibling."""
-    masks = [_branch_mask(b.P, max(b.branches, default=0), device) for b in blocks]
+    """Causal attention within every block; a branch sees its prefix and itself, never a sibling.
+
+    The padded layout is: all prefixes, then all buckets. Padding repeats some real row; it stands behind every real row
+    of its branch, so that causality hides it as a key, and as a query it is dropped.
+    """
+    buckets: list[_Bucket] = []
+    take = [np.arange(b.start, b.start + b.P) for b in blocks]  # padded row -> flat row
+    N = sum(b.P + sum(b.branches) for b in blocks)
+    padded = sum(b.P for b in blocks)
+    back = np.zeros(N, np.int64)  # flat row -> padded row
+    back[np.concatenate(take)] = np.arange(padded)
+    for index, block in enumerate(blocks):
+        at = block.start + block.P
+        for first in range(0, len(block.branches), BUCKET):
+            lengths = block.branches[first : first + BUCKET]
+            C = max(lengths)
+            if C == 0:
+                continue
+            buckets.append(_Bucket(index, len(lengths), C, _branch_mask(block.P, C, device)))
+            for length in lengths:
+                take.append(at + np.minimum(np.arange(C), max(length - 1, 0)) if length else np.full(C, block.start))
+                back[at : at + length] = padded + np.arange(length)
+                at += length
+                padded += C
+    take_M = torch.as_tensor(np.concatenate(take)).to(device)
+    back_N = torch.as_tensor(back).to(device)
+    sizes = [b.P for b in blocks] + [b.B * b.C for b in buckets]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outputs: list[Tensor] = []
-        for block, mask in zip(blocks, masks, strict=True):
-            prefix, rest = slice(block.start, block.start + block.P), slice(block.start + block.P, block.end)
-            if block.P:
-                outputs.append(_prefix(q[prefix], k[prefix], v[prefix]))
-            if block.end > rest.start:
-                outputs.append(_branches(block, mask, q[rest], k[rest], v[rest], k[prefix], v[prefix]))
-        return torch.cat(outputs)
+        qs, ks, vs = (_Reorder.apply(x, take_M, back_N).split(sizes) for x in (q, k, v))
+        U = len(blocks)
+        outputs = [_prefix(*x) if len(x[0]) else x[0] for x in zip(qs[:U], ks[:U], vs[:U], strict=True)]
+        for b, qb, kb, vb in zip(buckets, qs[U:], ks[U:], vs[U:], strict=True):
+            outputs.append(_branches(b, qb, kb, vb, ks[b.prefix], vs[b.prefix]))
+        return _Reorder.apply(torch.cat(outputs), back_N, take_M)
 
     return attend
 
 
 def _branch_mask(P: int, C: int, device: torch.device | str) -> Tensor:
-    """[C, P + C]: the whole prefix and what came before. Padding stands behind every real token: causality hides it."""
+    """[C, P + C]: the whole prefix, and of the branch what came before."""
     own = torch.ones(C, C, dtype=torch.bool, device=device).tril()
     return torch.cat((torch.ones(C, P, dtype=torch.bool, device=device), own), 1)
 
@@ -61,14 +108,14 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def _branches(block: Block, mask: Tensor, q: Tensor, k: Tensor, v: Tensor, kp: Tensor, vp: Tensor) -> Tensor:
-    lengths, B = list(block.branches), len(block.branches)
-    q, k, v = (pad_sequence(x.split(lengths), batch_first=True) for x in (q, k, v))  # [B, C, heads, size]
-    k, v = (torch.cat((p.expand(B, *p.shape), x), 1).transpose(1, 2) for p, x in ((kp, k), (vp, v)))
-    q = q.transpose(1, 2)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    out = out.transpose(1, 2)
-    return torch.cat([out[b, :length] for b, length in enumerate(lengths)])
+def _branches(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor, kp: Tensor, vp: Tensor) -> Tensor:
+    B, C = bucket.B, bucket.C
+    q = q.view(B, C, *q.shape[1:]).transpose(1, 2)
+    k, v = (
+        torch.cat((p.expand(B, *p.shape), x.view(B, C, *x.shape[1:])), 1).transpose(1, 2) for p, x in ((kp, k), (vp, v))
+    )
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +153,8 @@ class MtpBatch:
     teacher_R: Tensor
 
 
-def lay_out(units: Sequence[Unit], *, mtp: bool, device: torch.device | str = "cpu") -> Batch:
+def lay_out(units: Sequence[Unit], *, follow: Sequence[bool] = (), device: torch.device | str = "cpu") -> Batch:
+    """`follow`: per unit, whether its tokens train the MTP layer; empty: none does."""
     tokens, positions, blocks = [], [], []
     predict, rows = [], []  # rows: (sequence, target positions)
     N = 0
@@ -145,14 +193,14 @@ def lay_out(units: Sequence[Unit], *, mtp: bool, device: torch.device | str = "c
         group_S=np.concatenate([np.full(len(t), s.group) for s, t in rows]),
         version_S=np.concatenate([s.versions_T[t] for s, t in rows]),
         units=tuple(units),
-        mtp=_lay_out_mtp(units, blocks, device) if mtp else None,
+        mtp=_lay_out_mtp([x for x, f in zip(zip(units, blocks, strict=True), follow, strict=False) if f], device),
     )
 
 
-def _lay_out_mtp(units: Sequence[Unit], blocks: Sequence[Block], device: torch.device | str) -> MtpBatch | None:
+def _lay_out_mtp(units: Sequence[tuple[Unit, Block]], device: torch.device | str) -> MtpBatch | None:
     source, following, positions, mtp_blocks, student, teacher = [], [], [], [], [], []
     M = 0
-    for unit, block in zip(units, blocks, strict=True):
+    for unit, block in units:
         P = unit.prefix
         source.append(block.start + np.arange(P - 1))
         following.append(unit.sequences[0].tokens_T[1:P])

@@ -76,13 +76,13 @@ def _routing_key(s: TrainSequence, replay: bool) -> bytes | None:
 
 
 def form_units(sequences: Sequence[TrainSequence], *, replay: bool, share: bool = True) -> list[Unit]:
-    """Units in the order of their first sequence. `replay`: routing rows count for equality."""
+    """Units in the order of their first sequence, branches by length. `replay`: routing rows count for equality."""
     if not share:
         return [Unit(s.context, (s,)) for s in sequences]
     found: dict[object, list[TrainSequence]] = {}
     for s in sequences:
         found.setdefault((_token_key(s), _routing_key(s, replay)), []).append(s)
-    return [Unit(members[0].context, tuple(members)) for members in found.values()]
+    return [Unit(m[0].context, tuple(sorted(m, key=lambda s: len(s.tokens_T)))) for m in found.values()]
 
 
 def sharing(units: Sequence[Unit]) -> Sharing:

@@ -100,7 +100,7 @@ def test_a_base_is_a_safetensors_file_that_anyone_can_read(chain: Chain) -> None
 
 
 def test_large_models_are_cut_into_parts(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.weights.store.PART_BYTES", 900)
+    monkeypatch.setattr("shared.weights.store.PART_BYTES", 800)
     a, b = start(), nudge(start(), 1)
     base = weights.publish(objects, RUN, 0, 0, 0, None, a)
     delta = weights.publish(objects, RUN, 1, 0, 1, Version(0, base, a), b)

@@ -1,0 +1,247 @@
+"""The optimiser side of the policy: DeepSpeed over float32 masters, trunk and MTP layers apart.
+
+Two DeepSpeed engines over one model: the trunk, and the MTP layers with a learning rate and a clip group of their own.
+Neither sees the other's parameters, so that the trunk's update is bit-equal with and without MTP. The forward runs on the
+bf16 values that are published (`shared.model.published`), gradients go straight through to the masters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shared.contracts.run import TrainConfig
+from shared.model import Transformer, published, published_tensors
+from shared.model.checkpoint import KEPT_IN_FLOAT32
+from shared.weights.torch_tensors import to_bits
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class WrongState(ValueError):
+    """A checkpoint's state does not fit the model; the text names the tensor."""
+
+
+def start_distributed() -> None:
+    """One process, no network and no launcher: a gloo group over a store in memory. Under a launcher (WORLD_SIZE is set):
+    its group. Repeating it does nothing.
+
+    DeepSpeed builds a shared-memory operator at its first start (up to 2 minutes, needs a compiler); a single process has
+    nobody to share memory with, so it is switched off.
+    """
+    import deepspeed.ops
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import deepspeed
+
+        deepspeed.init_distributed()
+        return
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    os.environ.setdefault("LOCAL_RANK", "0")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class _Part(nn.Module):
+    """Some of the model's modules, as DeepSpeed's module: it owns their optimiser. The forward is the model's own."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+
+@dataclass(slots=True)
+class StepResult:
+    grad_norm: float
+    mtp_grad_norm: float
+    applied: bool  # False: a gradient was not finite, nothing moved
+
+
+class _Optimiser:
+    """One DeepSpeed engine over `parts`: AdamW, clipping, and its state by parameter name, whatever the ZeRO stage."""
+
+    def __init__(self, parts: Mapping[str, nn.Module], config: TrainConfig, rate: float, stage: int) -> None:
+        import deepspeed
+
+        module = _Part(parts)
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.stage, self.clip = stage, config.clip_norm
+        self.base = torch.optim.AdamW(
+            self.named.values(), lr=rate, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+        )
+        self.base.register_step_pre_hook(self._before_step)
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,  # a step has as many micro-batches as its tokens need
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0 if stage == 0 else self.clip,  # stage 0 hides the norm: clipped in _before_step
+            "steps_per_print": None,
+        }
+        self.engine, *_ = deepspeed.initialize(
+            model=module, optimizer=self.base, config=settings, dist_init_required=False
+        )
+        self.grad_norm = 0.0
+        self.finite = True
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulates. DeepSpeed averages over ranks; the loss is a sum over the global batch, so that is undone."""
+        self.engine.backward(loss * self.engine.world_size)
+
+    def step(self, rate: float) -> None:
+        for group in self.base.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        if self.stage:
+            self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
+
+    def _before_step(self, optimiser: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """After the reduction over ranks, before anything moves: clip and look whether all is finite."""
+        parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+        if self.stage == 0:
+            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip)) if parameters else 0.0
+            self.finite = bool(np.isfinite(self.grad_norm))
+        else:
+            self.finite = all(bool(torch.isfinite(p.grad).all()) for p in parameters)
+        if not self.finite:
+            for p in parameters:
+                p.grad = None  # AdamW skips a parameter without gradient
+
+    def zero(self) -> None:
+        """Forgets accumulated gradients."""
+        self.engine.zero_grad()
+        if self.stage:
+            self.engine.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Tensor]:
+        """Masters, moments and step count by name; independent of ZeRO stage and ranks."""
+        result: dict[str, Tensor] = {}
+        for name, p in self.named.items():
+            result[name] = p.detach()
+            for moment in MOMENTS:
+                result[f"{name}:{moment}"] = self._moment(p, moment)
+        result[":step"] = torch.tensor(float(self._steps()))
+        return result
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, p in self.named.items():
+            for key in (name, *(f"{name}:{m}" for m in MOMENTS)):
+                if key not in state or state[key].shape != p.shape:
+                    raise WrongState(f"checkpoint state {key!r}: found {_shape(state, key)}, expected {tuple(p.shape)}")
+            self._load_parameter(p, state[name], {m: state[f"{name}:{m}"] for m in MOMENTS})
+        for inner in self.base.state.values():
+            inner["step"] = state[":step"].clone()
+
+    def _load_parameter(self, p: nn.Parameter, value: Tensor, moments: Mapping[str, Tensor]) -> None:
+        if self.stage == 0:
+            p.data.copy_(value)
+            self.base.state[p] = {"step": torch.tensor(0.0), **{m: x.clone().to(p.device) for m, x in moments.items()}}
+            return
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        safe_set_full_fp32_param(p, value.to(p.device))
+        p.data.copy_(value)
+        for moment, x in moments.items():
+            safe_set_full_optimizer_state(p, x.to(p.device), moment)
+
+    def _moment(self, p: nn.Parameter, name: str) -> Tensor:
+        if self.stage == 0:
+            found = self.base.state.get(p, {}).get(name)
+        else:
+            from deepspeed.utils import safe_get_full_optimizer_state
+
+            found = safe_get_full_optimizer_state(p, name)
+        return torch.zeros_like(p) if found is None else found.detach()
+
+    def _steps(self) -> float:
+        return max((float(s["step"]) for s in self.base.state.values() if "step" in s), default=0.0)
+
+
+def _shape(state: Mapping[str, Tensor], key: str) -> object:
+    return tuple(state[key].shape) if key in state else "nothing"
+
+
+class Engine:
+    """The policy in training. `with engine.forward_weights():` surround every forward and backward of a step."""
+
+    def __init__(self, model: Transformer, config: TrainConfig, *, zero_stage: int = 0) -> None:
+        if zero_stage not in (0, 1):
+            raise ValueError(f"zero_stage: found {zero_stage}; allowed: 0, 1")
+        start_distributed()
+        self.model, self.config = model, config
+        self.device = next(model.parameters()).device
+        trunk = {n: m for n, m in model.named_children() if n != "mtp_layers"}
+        self._trunk = _Optimiser(trunk, config, config.learning_rate, zero_stage)
+        self._mtp: _Optimiser | None = None
+        if config.mtp and len(model.mtp_layers):
+            self._mtp = _Optimiser({"mtp_layers": model.mtp_layers}, config, config.mtp_learning_rate, zero_stage)
+
+    @property
+    def has_mtp(self) -> bool:
+        return self._mtp is not None
+
+    @contextlib.contextmanager
+    def forward_weights(self) -> Iterator[None]:
+        """Every parameter holds its bf16 value, the one that is published."""
+        with published(self.model):
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        self._trunk.backward(loss)
+
+    def backward_mtp(self, loss: Tensor) -> None:
+        assert self._mtp is not None
+        self._mtp.backward(loss)
+
+    def step(self, step: int) -> StepResult:
+        """One update of the masters; `step` counts from 1. Linear warm-up, then constant."""
+        warm = min(1.0, step / max(1, self.config.warmup_steps))
+        self._trunk.step(self.config.learning_rate * warm)
+        if self._mtp is not None:
+            self._mtp.step(self.config.mtp_learning_rate * warm)
+        return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, self._trunk.finite)
+
+    def forget_gradients(self) -> None:
+        self._trunk.zero()
+        if self._mtp is not None:
+            self._mtp.zero()
+
+    def published_bits(self) -> dict[str, np.ndarray]:
+        """What the engines serve: bf16 bits of the masters under their published names. A copy."""
+        tensors = published_tensors(self.model)
+        keep = frozenset(name for name in tensors if name.endswith(KEPT_IN_FLOAT32))
+        return to_bits(tensors, keep_float32=keep)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a resume needs, by name, on the host."""
+        result = {f"trunk/{k}": v for k, v in self._trunk.state().items()}
+        if self._mtp is not None:
+            result |= {f"mtp/{k}": v for k, v in self._mtp.state().items()}
+        else:
+            result |= {f"frozen/{n}": p.detach() for n, p in self.model.mtp_layers.named_parameters()}
+        result |= {f"buffer/{n}": b for n, b in self.model.named_buffers() if n.endswith(KEPT_IN_FLOAT32)}
+        return {name: tensor.to("cpu", torch.float32).contiguous().clone() for name, tensor in result.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state`. Raises WrongState, naming the tensor."""
+        self._trunk.load({k.removeprefix("trunk/"): v for k, v in state.items() if k.startswith("trunk/")})
+        if self._mtp is not None:
+            self._mtp.load({k.removeprefix("mtp/"): v for k, v in state.items() if k.startswith("mtp/")})
+        for prefix, found in (
+            ("frozen/", dict(self.model.mtp_layers.named_parameters())),
+            ("buffer/", dict(self.model.named_buffers())),
+        ):
+            for key, value in state.items():
+                if key.startswith(prefix) and key.removeprefix(prefix) in found:
+                    found[key.removeprefix(prefix)].data.copy_(value)
