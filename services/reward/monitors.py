@@ -1,0 +1,106 @@
+"""The drift watch: what the policy takes to while its reward rises. Pure state, fed with scored attempts.
+
+Each figure is compared between the first WINDOW attempts of a run under one reward configuration and the latest WINDOW.
+An alarm sounds once, and again only after the figure has been back within half of its bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from services.reward.behaviour import Finding
+from shared.contracts.messages import Alert, RolloutScored
+from shared.contracts.run import Purpose
+
+WINDOW = 256  # with it, the standard error of a share is at most 3 points
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One attempt, as far as drift shows in it."""
+
+    attempt: str
+    reward: float
+    solved: float
+    untested: float
+    no_submit: float
+    broken: float
+    tokens: float
+
+
+# figure -> (allowed change from the baseline, name of the alert, what it says); shares and rewards absolute, tokens relative
+_BOUNDS: dict[str, tuple[float, str, str]] = {
+    "untested": (0.25, "untested_submits", "submits its last change without testing it"),
+    "no_submit": (0.25, "unsubmitted_attempts", "is ended by a limit instead of submitting"),
+    "broken": (0.25, "broken_tool_calls", "breaks tool calls"),
+    "longer": (1.0, "longer_attempts", "samples more tokens per attempt"),
+    "divergence": (0.15, "reward_without_passes", "gains reward that the tests do not confirm"),
+}
+
+
+@dataclass(slots=True)
+class _Watch:
+    first: list[Sample] = field(default_factory=list)
+    latest: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    sounding: set[str] = field(default_factory=set)
+
+
+class DriftWatch:
+    def __init__(self) -> None:
+        self._watches: dict[tuple[str, str], _Watch] = {}
+
+    def observe(self, scored: RolloutScored, findings: Mapping[str, Finding]) -> list[Alert]:
+        """Alerts that this attempt sets off. Evaluation attempts are not practice and do not count."""
+        if scored.key.purpose is not Purpose.train:
+            return []
+        watch = self._watches.setdefault((scored.run, scored.reward_config), _Watch())
+        sample = Sample(
+            attempt=scored.key.attempt,
+            reward=scored.reward,
+            solved=float(scored.verdict.solved),
+            untested=float("untested_submit" in findings),
+            no_submit=float("no_submit" in findings),
+            broken=float("broken_tool_call" in findings),
+            tokens=float(scored.effort.sampled_tokens),
+        )
+        if len(watch.first) < WINDOW:
+            watch.first.append(sample)
+            return []
+        watch.latest.append(sample)
+        if len(watch.latest) < WINDOW or len(watch.latest) % 16:
+            return []
+        return self._compare(scored.run, watch)
+
+    def _compare(self, run: str, watch: _Watch) -> list[Alert]:
+        was, now = _figures(watch.first), _figures(watch.latest)
+        change = {name: now[name] - was[name] for name in ("untested", "no_submit", "broken")}
+        change["longer"] = now["tokens"] / max(1.0, was["tokens"]) - 1.0
+        change["divergence"] = (now["reward"] - was["reward"]) - max(0.0, now["solved"] - was["solved"])
+        alerts = []
+        for name, (bound, alert, text) in _BOUNDS.items():
+            if change[name] <= bound / 2:
+                watch.sounding.discard(name)
+            elif change[name] > bound and name not in watch.sounding:
+                watch.sounding.add(name)
+                figure = {"longer": "tokens", "divergence": "reward"}.get(name, name)
+                what = f"the policy {text}: {was[figure]:.2f} in the first {WINDOW} attempts, {now[figure]:.2f} in the latest"
+                examples = _examples(watch.latest, figure)
+                alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
+        return alerts
+
+
+def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, float]:
+    names = ("reward", "solved", "untested", "no_submit", "broken", "tokens")
+    return {name: fmean(getattr(sample, name) for sample in samples) for name in names}
+
+
+def _examples(samples: deque[Sample], figure: str) -> list[str]:
+    """The attempts in which it shows most; of equal ones the latest."""
+    shown = sorted(
+        reversed(samples), key=lambda s: getattr(s, figure) - (s.solved if figure == "reward" else 0.0), reverse=True
+    )
+    return [sample.attempt for sample in shown[:EXAMPLES]]
