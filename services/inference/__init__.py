@@ -1,0 +1,16 @@
+"""Inference: serves the policy. An embedded engine that speaks SGLang's HTTP API, and the agent that feeds it weights.
+
+Owns: the live weights of this replica, its key-value cache.
+Consumes: runs.control (which run), policies.published (broadcast), versions from the object store.
+Produces: policies.applied; answers to POST /generate.
+
+Read in this order: `service` (wiring), `api` (HTTP), `engine` (the loop), `cache`, `attention`, `sampler`, then
+`weights_agent` (how a version gets from the object store into the running engine).
+
+Invariants:
+- Every sampled token carries the serial that sampled it, its log-probability under the sampling temperature and, per
+  position, the experts that were used; a request also the oldest serial whose keys and values it read.
+- What serves is, bit for bit, the published version: the checksum of the live weights is compared with the manifest.
+- A session keeps its cache over a swap; a new session never hits entries of another `extra_key`.
+- A client that goes away frees its row. Only plain temperature sampling: top-p, top-k and penalties are refused.
+"""

@@ -1,0 +1,415 @@
+"""SGLang's HTTP API, as far as the platform uses it. Errors name the field, what was found and what is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from services.inference import metrics
+from services.inference.engine import Engine, Overloaded
+from services.inference.request import Request, Result
+from shared.model import ModelConfig
+
+DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
+MAX_BODY = 64 << 20
+# SGLang's sampling fields that change the distribution, and the values that switch them off.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, 1 << 30, None),
+    "min_p": (0, None),
+    "frequency_penalty": (0, None),
+    "presence_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_new_tokens": (0, None),
+    "logit_bias": (None, {}),
+    "stop": (None, [], ""),
+    "stop_regex": (None, [], ""),
+    "regex": (None, ""),
+    "json_schema": (None, ""),
+    "ebnf": (None, ""),
+    "n": (1, None),
+}
+
+
+class BadRequest(ValueError):
+    """The client's mistake; the text is for the client."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True):
+    temperature: float = 1.0
+    max_new_tokens: int = 128
+    stop_token_ids: list[int] | None = None
+    sampling_seed: int | None = None
+    ignore_eos: bool = True  # there is no implicit stop token: only stop_token_ids end a generation
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    input_ids: list[int]
+    sampling_params: msgspec.Raw = msgspec.Raw(b"{}")
+    rid: str | None = None
+    return_logprob: bool = False
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+    extra_key: str | None = None
+    stream: bool = False
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseRequest(msgspec.Struct, kw_only=True):
+    mode: str = "abort"
+
+
+class CheckerRequest(msgspec.Struct, kw_only=True):
+    action: str = "checksum"
+
+
+class PinRequest(msgspec.Struct, kw_only=True):
+    serial: int
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
+_SAMPLING = msgspec.json.Decoder(SamplingParams)
+_ENCODER = msgspec.json.Encoder()
+
+
+def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
+    """Raises BadRequest."""
+    try:
+        request = _GENERATE.decode(body)
+        fields = msgspec.json.decode(request.sampling_params)
+        if not isinstance(fields, dict):
+            raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
+        for name, allowed in NEUTRAL.items():
+            if name in fields and fields[name] not in allowed:
+                raise BadRequest(
+                    f"sampling_params.{name}: found {fields[name]!r}; allowed: {allowed[0]!r}. Only plain temperature "
+                    "sampling is served: anything else biases the importance ratios of training"
+                )
+        sampling = _SAMPLING.decode(request.sampling_params)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"request body: {error}") from None
+    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
+        raise BadRequest(f"sampling_params.temperature: found {sampling.temperature!r}; allowed: 0..100")
+    if sampling.max_new_tokens < 1:
+        raise BadRequest(f"sampling_params.max_new_tokens: found {sampling.max_new_tokens}; allowed: 1 and more")
+    if request.return_routed_experts and not 0 <= request.routed_experts_start_len <= len(request.input_ids):
+        raise BadRequest(
+            f"routed_experts_start_len: found {request.routed_experts_start_len}; allowed: 0..{len(request.input_ids)}"
+        )
+    return request, sampling
+
+
+def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:
+    """Runs of equal versions over the sampled tokens: [{version, start, end}]. SGLang writes versions as text."""
+    if not len(versions_C):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(versions_C)) + 1).tolist(), len(versions_C)]
+    return [{"version": str(versions_C[a]), "start": a, "end": b} for a, b in itertools.pairwise(cuts)]
+
+
+def encode_routing(routing: np.ndarray, config: ModelConfig) -> str:
+    """base64 of int32 [rows, num_hidden_layers, K], C order, as SGLang exports it: dense layers stand in as zeros."""
+    full = routing.astype(np.int32)
+    if config.num_moe_layers < config.num_hidden_layers:
+        full = np.zeros((len(routing), config.num_hidden_layers, config.num_experts_per_tok), np.int32)
+        full[:, list(config.moe_layers)] = routing
+    return base64.b64encode(np.ascontiguousarray(full)).decode()
+
+
+def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> dict[str, Any]:
+    """The body of /generate. `text` is empty: token ids are the only truth here, no text is ever tokenised again."""
+    finish: dict[str, Any] = {"type": result.finish.type}
+    if result.finish.type == "stop":
+        finish["matched"] = result.finish.matched
+    elif result.finish.type == "length":
+        finish["length"] = len(result.tokens_C)
+    else:
+        finish["message"] = result.finish.message
+    tokens = result.tokens_C.tolist()
+    meta: dict[str, Any] = {
+        "id": rid,
+        "finish_reason": finish,
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": len(tokens),
+        "cached_tokens": result.cached_tokens,
+        "weight_version": str(result.weight_version),
+        "weight_versions": version_spans(result.versions_C),
+        "oldest_kv_version": result.oldest_kv_version,
+    }
+    if logprobs:
+        meta["output_token_logprobs"] = [(p, t, None) for p, t in zip(result.logprobs_C.tolist(), tokens, strict=True)]
+    if result.routing is not None:
+        meta["routed_experts"] = encode_routing(result.routing, config)
+    return {"text": "", "output_ids": tokens, "meta_info": meta}
+
+
+class Server:
+    """The handlers. `engine` is None until the service has weights: until then /generate answers 503.
+
+    `describe` tells what is served; `pin` moves a pinned replica to another version; `checksums` reads the live weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        describe: Callable[[], dict[str, Any]],
+        pin: Callable[[int], Awaitable[dict[str, Any]]],
+        checksums: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self.engine: Engine | None = None
+        self.draining = False
+        self._describe, self._pin, self._checksums = describe, pin, checksums
+        self._open: dict[Request, web.Request] = {}
+        self._by_rid: dict[str, Request] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._scraped = (time.monotonic(), 0.0)
+        self.idle = asyncio.Event()  # set while no generation is open
+        self.idle.set()
+        self._observe()
+        self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors])
+        self.app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.get("/health", self.health),
+                web.get("/get_server_info", self.server_info),
+                web.get("/server_info", self.server_info),
+                web.get("/model_info", self.model_info),
+                web.get("/get_model_info", self.model_info),
+                web.post("/pause_generation", self.pause),
+                web.post("/continue_generation", self.proceed),
+                web.post("/abort_request", self.abort),
+                web.post("/flush_cache", self.flush),
+                web.post("/weights_checker", self.weights_checker),
+                web.post("/pin", self.pin),
+            ]
+        )
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        engine = self._ready()
+        asked, sampling = parse_generate(await http.read())
+        rid = asked.rid or uuid.uuid4().hex
+        if rid in self._by_rid:
+            raise BadRequest(f"rid: {rid!r} is running already")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        request = Request(
+            rid=rid,
+            tokens_P=_token_array(asked.input_ids),
+            max_new_tokens=sampling.max_new_tokens,
+            done=lambda result: loop.call_soon_threadsafe(_settle, future, result),
+            temperature=sampling.temperature,
+            stop_tokens=frozenset(sampling.stop_token_ids or ()),
+            extra_key=asked.extra_key if asked.extra_key is not None else f"@{engine.serial}",
+            seed=sampling.sampling_seed,
+            routing_start=asked.routed_experts_start_len if asked.return_routed_experts else -1,
+        )
+        stream = _Stream(http, rid, request, loop) if asked.stream else None
+        started = time.perf_counter()
+        try:
+            engine.submit(request)
+        except Overloaded as error:
+            raise web.HTTPServiceUnavailable(text=str(error), headers={"Retry-After": "1"}) from None
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        self._open[request], self._by_rid[rid] = http, request
+        self.idle.clear()
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep())
+        try:
+            if stream is not None:
+                await stream.pump(future)
+            result = await future
+        finally:
+            if not future.done():
+                engine.abort(request, "the client went away")
+            self._open.pop(request, None)
+            self._by_rid.pop(rid, None)
+            if not self._open:
+                self.idle.set()
+        metrics.LATENCY.observe(time.perf_counter() - started)
+        body = _ENCODER.encode(answer(rid, result, engine.model.config, logprobs=asked.return_logprob))
+        if stream is not None:
+            return await stream.close(body)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _sweep(self) -> None:
+        """Aborts the requests whose client has closed its connection."""
+        while self._open:
+            for request, http in list(self._open.items()):
+                if http.transport is None or http.transport.is_closing():
+                    self._ready().abort(request, "the client went away")
+            await asyncio.sleep(DISCONNECT_CHECK_S)
+
+    def _ready(self) -> Engine:
+        if self.engine is None:
+            raise web.HTTPServiceUnavailable(text="no weights yet; /readyz says what is waited for")
+        if self.draining:
+            raise web.HTTPServiceUnavailable(text="shutting down")
+        return self.engine
+
+    # -- control -----------------------------------------------------------------------------------------------------
+
+    async def health(self, _: web.Request) -> web.Response:
+        if self.engine is not None and not self.engine.alive:
+            return web.json_response({"alive": False}, status=503)
+        return web.json_response({"alive": True, "serving": self.engine is not None})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return web.json_response(self._info())
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        info = self._info()
+        keys = ("model_path", "weight_version", "run", "pool", "serial", "context_length", "vocab_size", "model_type")
+        return web.json_response({"is_generation": True, **{k: info[k] for k in keys if k in info}})
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {"engine": "etude", **self._describe()}
+        if (engine := self.engine) is not None:
+            config = engine.model.config
+            info |= {
+                "serial": engine.serial,
+                "weight_version": str(engine.serial),
+                "context_length": engine.cache.positions,
+                "vocab_size": config.vocab_size,
+                "model_type": config.model_type,
+                "num_mtp_layers": config.num_mtp_layers,
+                "paused": engine.paused,
+                "steps": engine.steps,
+                **engine.state(),
+            }
+        return info
+
+    async def pause(self, http: web.Request) -> web.Response:
+        mode = _decode(PauseRequest, await http.read()).mode
+        if mode not in ("abort", "in_place"):
+            raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
+        await asyncio.wrap_future(self._ready().pause(abort=mode == "abort"))
+        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
+
+    async def proceed(self, _: web.Request) -> web.Response:
+        await asyncio.wrap_future(self._ready().proceed())
+        return web.json_response({"status": "ok", "message": "continued"})
+
+    async def abort(self, http: web.Request) -> web.Response:
+        asked, engine = _decode(AbortRequest, await http.read()), self._ready()
+        if asked.abort_all:
+            await asyncio.wrap_future(engine.abort_all("aborted on request"))
+        elif asked.rid in self._by_rid:
+            engine.abort(self._by_rid[asked.rid], "aborted on request")
+        return web.json_response({"status": "ok"})
+
+    async def flush(self, _: web.Request) -> web.Response:
+        await asyncio.wrap_future(self._ready().flush())
+        return web.json_response({"success": True, "message": "every parked session is forgotten"})
+
+    async def weights_checker(self, http: web.Request) -> web.Response:
+        action = _decode(CheckerRequest, await http.read()).action
+        if action != "checksum":
+            raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
+        self._ready()
+        return web.json_response({"success": True, "message": "", **await self._checksums()})
+
+    async def pin(self, http: web.Request) -> web.Response:
+        return web.json_response(await self._pin(_decode(PinRequest, await http.read()).serial))
+
+    def _observe(self) -> None:
+        """Gauges that a scrape reads from the engine itself."""
+
+        def of(name: str) -> Callable[[], float]:
+            return lambda: float(self.engine.state()[name]) if self.engine is not None else 0.0
+
+        def throughput() -> float:
+            (then, before), now = self._scraped, time.monotonic()
+            self._scraped = (now, metrics.total(metrics.GENERATED_TOKENS))
+            return (self._scraped[1] - before) / max(now - then, 1e-3)
+
+        metrics.RUNNING.set_function(of("running"))
+        metrics.WAITING.set_function(of("waiting"))
+        metrics.TOKEN_USAGE.set_function(of("token_usage"))
+        metrics.THROUGHPUT.set_function(throughput)
+
+
+class _Stream:
+    """Server-sent events: the cumulative answer after every step, then the whole, then [DONE]."""
+
+    def __init__(self, http: web.Request, rid: str, request: Request, loop: asyncio.AbstractEventLoop) -> None:
+        self._http, self._rid = http, rid
+        self._queue: asyncio.Queue[int] = asyncio.Queue()
+        request.progress = lambda token, _logprob: loop.call_soon_threadsafe(self._queue.put_nowait, token)
+        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+
+    async def pump(self, future: asyncio.Future[Result]) -> None:
+        """Returns when the generation is over. Raises ConnectionError where the client is gone."""
+        await self._response.prepare(self._http)
+        tokens: list[int] = []
+        while not future.done():
+            waiting = asyncio.ensure_future(self._queue.get())
+            await asyncio.wait({waiting, future}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                break
+            tokens.append(waiting.result())
+            while not self._queue.empty():
+                tokens.append(self._queue.get_nowait())
+            await self._event(
+                _ENCODER.encode(
+                    {"text": "", "output_ids": tokens, "meta_info": {"id": self._rid, "finish_reason": None}}
+                )
+            )
+
+    async def close(self, body: bytes) -> web.StreamResponse:
+        await self._event(body)
+        await self._event(b"[DONE]")
+        await self._response.write_eof()
+        return self._response
+
+    async def _event(self, data: bytes) -> None:
+        await self._response.write(b"data: " + data + b"\n\n")
+
+
+@web.middleware
+async def errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """The client's mistakes become 400 with SGLang's body; the rest of the service never sees them."""
+    try:
+        return await handler(request)
+    except BadRequest as error:
+        return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
+
+
+def _decode(kind: type[S], body: bytes) -> S:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"request body: {error}") from None
+
+
+def _token_array(ids: list[int]) -> np.ndarray:
+    try:
+        return np.array(ids, np.int32)
+    except OverflowError:
+        raise BadRequest("input_ids: a value beyond 32 bits; allowed: token ids of the vocabulary") from None
+
+
+def _settle(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,28 @@
+"""Settings of the inference service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from shared.settings import ServiceSettings
+
+
+class InferenceSettings(ServiceSettings):
+    run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
+    pool: Literal["rollout", "evaluation"] = Field(
+        "rollout", description="rollout follows every version; evaluation serves the one that it is pinned to."
+    )
+    pinned: int = Field(
+        -1, ge=-1, description="Serve exactly this version; -1: the newest (rollout) or the base (evaluation)."
+    )
+    checkpoint: Path | None = Field(
+        None, description="Serve this Hugging Face directory as version 0 and follow no run's versions."
+    )
+    cache_rows: int = Field(160, ge=1, description="Sessions whose keys and values are held; more than run at once.")
+    context: int = Field(0, ge=0, description="Positions per session; 0: what the checkpoint says.")
+    prefill_tokens: int = Field(256, ge=16, description="Prompt tokens per step; bounds how long others are delayed.")
+    queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
+    drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")

@@ -1,0 +1,390 @@
+"""The engine: continuous batching in one thread of its own.
+
+Every step feeds one token of each decoding session and up to `prefill_tokens` prompt tokens of sessions that wait for
+their first, as one token-flat batch; so a long prompt delays the others by one chunk at most.
+
+Invariants:
+- The model and the cache are touched by the engine's thread alone; others hand over functions (`call`) that run between
+  two steps. A weight swap is such a function: no step ever sees two versions, and every token knows its own.
+- Log-probabilities and routing are those of `shared.model` on the same tokens (tested), whatever the batch around them.
+- Requests that share a prompt wait for the one that is computing it and copy its keys, values and routing.
+
+Speculative decoding would propose tokens between two steps and feed several per decoding session, as chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import structlog
+import torch
+
+from services.inference import metrics
+from services.inference.attention import Chunk, StepAttention
+from services.inference.cache import ACTIVE, SlotCache
+from services.inference.request import Finish, Request, Result
+from services.inference.sampler import sample, uniform
+from shared.model import Transformer
+
+T = TypeVar("T")
+SHARE_AT_LEAST = 16  # tokens: waiting for another request's prefix pays from here
+IDLE_WAIT_S = 60.0  # how long the idle thread sleeps; every hand-over wakes it
+
+log = structlog.get_logger()
+
+
+class Overloaded(RuntimeError):
+    """More requests wait than the engine takes on."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What a running request has sampled so far."""
+
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Decoding:
+    """The sessions that sample in every step, as arrays [D]. Rebuilt when one joins or leaves."""
+
+    requests: list[Request] = field(default_factory=list)
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    last: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # position of the last allowed token
+    temperatures: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @staticmethod
+    def of(requests: list[Request], positions: int) -> Decoding:
+        return Decoding(
+            requests=requests,
+            rows=np.array([r.row for r in requests], np.int64),
+            last=np.array([last_position(r, positions) for r in requests], np.int64),
+            temperatures=np.array([r.temperature for r in requests]),
+        )
+
+
+def last_position(request: Request, positions: int) -> int:
+    """Where the last token that may be sampled stands: the token budget or the end of the context."""
+    return min(request.prompt_tokens + request.max_new_tokens - 1, positions)
+
+
+class Engine:
+    """`submit`, `abort`, `call` from any thread. `start` before, `stop` after."""
+
+    def __init__(
+        self, model: Transformer, serial: int, *, rows: int, positions: int, prefill_tokens: int, queue_limit: int
+    ) -> None:
+        self.model, self.serial = model, serial
+        self.cache = SlotCache(model.config, rows=rows, positions=positions)
+        self.prefill_tokens, self.queue_limit = prefill_tokens, queue_limit
+        self.paused = False
+        self.steps = 0
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._decoding = Decoding()
+        self._records: dict[Request, Record] = {}  # every request that has a row
+        self._random = np.random.default_rng()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Aborts what runs and ends the thread."""
+        with contextlib.suppress(RuntimeError):
+            self.call(self._stop).result(timeout=30)
+            self._thread.join(timeout=30)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopped
+
+    @property
+    def running(self) -> int:
+        return len(self._records)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """`request.done` is called once, from the engine's thread. Raises Overloaded, and ValueError for what can never run."""
+        vocabulary, tokens = self.model.config.vocab_size, request.tokens_P
+        if not 0 < len(tokens) <= self.cache.positions:
+            raise ValueError(f"input_ids has {len(tokens)} tokens; allowed: 1..{self.cache.positions}")
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise ValueError(f"input_ids: found {int(tokens.max())} or a negative id; allowed: 0..{vocabulary - 1}")
+        if len(self._waiting) >= self.queue_limit:
+            raise Overloaded(f"{len(self._waiting)} requests wait; the limit is {self.queue_limit}")
+        self._inbox.put(lambda: self._waiting.append(request))
+
+    def abort(self, request: Request, message: str) -> None:
+        """Ends it with what it has; nothing happens if it is over already."""
+        self._inbox.put(lambda: self._abort(request, message))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs `function` on the engine's thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if not self.alive:
+            raise RuntimeError("the engine is stopped")
+        self._inbox.put(run)
+        return future
+
+    def swap(self, model: Transformer, serial: int) -> Future[float]:
+        """From the next step on, `model` samples; running sessions keep their cache. Returns the pause in seconds."""
+        asked = time.perf_counter()
+
+        def exchange() -> float:
+            started = time.perf_counter()
+            self.model, self.serial = model, serial
+            metrics.SWAP_WAIT.observe(started - asked)
+            return time.perf_counter() - started
+
+        return self.call(exchange)
+
+    def pause(self, *, abort: bool) -> Future[None]:
+        """No step until `proceed`. abort: end what runs; else it is continued where it stood, cache kept."""
+
+        def run() -> None:
+            self.paused = True
+            if abort:
+                self._abort_all("paused")
+
+        return self.call(run)
+
+    def proceed(self) -> Future[None]:
+        return self.call(lambda: setattr(self, "paused", False))
+
+    def flush(self) -> Future[None]:
+        return self.call(self.cache.flush)
+
+    def abort_all(self, message: str) -> Future[None]:
+        return self.call(lambda: self._abort_all(message))
+
+    # -- the engine's thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            while not self._stopped:
+                self._drain(block=self.paused or not (self._waiting or self.running))
+                if self.paused or self._stopped:
+                    continue
+                try:
+                    self._admit()
+                    if self.running:
+                        self._step()
+                except (
+                    Exception
+                ) as error:  # a defect or no memory: nobody is left waiting, and the next request finds us
+                    log.exception("step_failed")
+                    self._abort_all(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _drain(self, *, block: bool) -> None:
+        with contextlib.suppress(queue.Empty):
+            if block:
+                self._inbox.get(timeout=IDLE_WAIT_S)()
+            while True:
+                self._inbox.get_nowait()()
+
+    def _stop(self) -> None:
+        self._abort_all("the engine is shutting down")
+        self._stopped = True
+
+    def _admit(self) -> None:
+        """Gives rows to requests in their order. One whose prompt is being computed by another waits for it, and lets those
+        behind it pass."""
+        passed: list[Request] = []
+        while self._waiting:
+            request = self._waiting.popleft()
+            if self._worth_waiting(request):
+                passed.append(request)
+                continue
+            taken = self.cache.take(request.tokens_P, request.extra_key)
+            if taken is None:
+                passed.append(request)
+                break
+            request.row, request.computed = taken
+            request.cached_tokens = request.computed
+            self._records[request] = Record()
+            self._prefilling.append(request)
+            metrics.PROMPT_TOKENS.inc(request.prompt_tokens)
+            metrics.CACHED_TOKENS.inc(request.computed)
+        self._waiting.extendleft(reversed(passed))
+
+    def _worth_waiting(self, request: Request) -> bool:
+        peers = [r for r in self._prefilling if r.extra_key == request.extra_key]
+        if not peers:
+            return False
+        lengths = np.array([r.prompt_tokens for r in peers], np.int64)
+        soon = self.cache.common_prefix([r.row for r in peers], lengths, request.tokens_P[:-1]).max()
+        return bool(soon >= SHARE_AT_LEAST) and int(soon) > self.cache.match(request.tokens_P, request.extra_key)[1]
+
+    def _step(self) -> None:
+        """One forward for all that run; then one token for each that is past its prompt."""
+        cache, decoding = self.cache, self._decoding
+        decode = len(decoding.rows)
+        positions_D = cache.length[decoding.rows]
+        chunks, finishing = self._chunks()
+        attend = StepAttention(cache, decoding.rows, positions_D, chunks)
+        tokens = torch.from_numpy(
+            np.concatenate(
+                [
+                    cache.tokens[decoding.rows, positions_D],
+                    *(cache.tokens[c.row, c.start : c.start + c.n] for c in chunks),
+                ]
+            )
+        )
+        out = self.model(tokens, attend.positions_N, attend)
+        rows_N, positions_N = attend.rows_N.numpy(), attend.positions_N.numpy()
+        cache.versions[rows_N, positions_N] = self.serial
+        cache.routing[rows_N, positions_N] = out.experts_NLK.numpy()
+        cache.length[decoding.rows] += 1
+        wanted = list(range(decode))  # which of the N tokens sample
+        offset = decode
+        for chunk in chunks:
+            cache.length[chunk.row] = chunk.start + chunk.n
+            offset += chunk.n
+            if chunk.row in finishing:
+                wanted.append(offset - 1)
+        self.steps += 1
+        metrics.STEPS.inc()
+        if not wanted:
+            return
+        joining = [finishing[c.row] for c in chunks if c.row in finishing]
+        self._sample(out.hidden_ND if len(wanted) == len(tokens) else out.hidden_ND[wanted], joining)
+
+    def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
+        """Prompt pieces of this step, oldest request first, and the requests (by row) whose prompt ends with theirs."""
+        chunks: list[Chunk] = []
+        finishing: dict[int, Request] = {}
+        budget = self.prefill_tokens
+        for request in self._prefilling:
+            n = min(budget, request.prompt_tokens - request.computed)
+            if n <= 0:
+                break
+            chunks.append(Chunk(request.row, request.computed, n))
+            request.computed += n
+            budget -= n
+            if request.computed == request.prompt_tokens:
+                finishing[request.row] = request
+        if finishing:
+            self._prefilling = [r for r in self._prefilling if r.row not in finishing]
+        return chunks, finishing
+
+    def _sample(self, hidden_BD: torch.Tensor, joining: list[Request]) -> None:
+        """Draws a token for every decoding and joining session; those that end leave."""
+        cache = self.cache
+        if joining:
+            self._decoding = Decoding.of(self._decoding.requests + joining, cache.positions)
+        now = self._decoding
+        positions = cache.length[now.rows]  # where the new tokens stand
+        uniforms = self._random.random(len(now.rows))
+        for i, request in enumerate(now.requests):
+            if request.seed is not None:
+                uniforms[i] = uniform(request.seed, int(positions[i]))
+        tokens, logprobs = sample(self.model.logits(hidden_BD), now.temperatures, uniforms)
+        cache.tokens[now.rows, positions] = tokens
+        metrics.GENERATED_TOKENS.inc(len(tokens))
+        at_end = positions >= now.last
+        left: list[Request] = []
+        for request, token, logprob, end in zip(
+            now.requests, tokens.tolist(), logprobs.tolist(), at_end.tolist(), strict=True
+        ):
+            record = self._records[request]
+            record.logprobs.append(logprob)
+            record.versions.append(self.serial)
+            if request.progress is not None:
+                request.progress(token, logprob)
+            if token in request.stop_tokens:
+                self._finish(request, Finish("stop", matched=token))
+            elif end:
+                self._finish(request, Finish("length"))
+            else:
+                left.append(request)
+        if len(left) < len(now.requests):
+            self._decoding = Decoding.of(left, cache.positions)
+
+    def _finish(self, request: Request, finish: Finish) -> None:
+        """Reports and parks the row. The request is no longer in any list of the engine."""
+        cache, row = self.cache, request.row
+        record = self._records.pop(request)
+        P, C, seen = request.prompt_tokens, len(record.logprobs), int(cache.length[row])
+        routing = None
+        if request.routing_start >= 0:
+            routing = cache.routing[row, request.routing_start : seen].copy()
+        result = Result(
+            tokens_C=cache.tokens[row, P : P + C].copy(),
+            logprobs_C=np.array(record.logprobs, np.float32),
+            versions_C=np.array(record.versions, np.int32),
+            routing=routing,
+            prompt_tokens=P,
+            cached_tokens=request.cached_tokens,
+            finish=finish,
+            oldest_kv_version=int(cache.versions[row, :seen].min()) if seen else self.serial,
+            weight_version=self.serial,
+        )
+        cache.park(row)
+        metrics.FINISHED.labels(finish.type).inc()
+        request.done(result)
+
+    def _abort(self, request: Request, message: str) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
+            request.done(_nothing(request, self.serial, message))
+        elif request in self._records:
+            self._prefilling = [r for r in self._prefilling if r is not request]
+            if request in self._decoding.requests:
+                left = [r for r in self._decoding.requests if r is not request]
+                self._decoding = Decoding.of(left, self.cache.positions)
+            self._finish(request, Finish("abort", message=message))
+
+    def _abort_all(self, message: str) -> None:
+        for request in [*self._waiting, *self._records]:
+            self._abort(request, message)
+
+    def state(self) -> dict[str, Any]:
+        """A glance from any thread; the figures may be of different moments."""
+        used, positions = self.cache.used_positions, self.cache.rows * self.cache.positions
+        return {
+            "running": self.running,
+            "waiting": self.waiting,
+            "active_rows": int((self.cache.state == ACTIVE).sum()),
+            "token_usage": used / positions,
+        }
+
+
+def _nothing(request: Request, serial: int, message: str) -> Result:
+    """The result of a request that never got a row."""
+    return Result(
+        tokens_C=np.zeros(0, np.int32),
+        logprobs_C=np.zeros(0, np.float32),
+        versions_C=np.zeros(0, np.int32),
+        routing=None,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=0,
+        finish=Finish("abort", message=message),
+        oldest_kv_version=serial,
+        weight_version=serial,
+    )

@@ -1,0 +1,41 @@
+"""Which version a replica should serve, from what it has heard. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.contracts.messages import PolicyPublished, RunControl
+from shared.contracts.run import Ref
+
+
+@dataclass(slots=True)
+class Following:
+    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest.
+
+    A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
+    Announcements may repeat and come in any order between runs.
+    """
+
+    run: str = ""
+    pinned: int | None = None
+    started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
+    _newest: dict[str, PolicyPublished] = field(default_factory=dict)
+
+    def control(self, message: RunControl) -> None:
+        if message.action == "start" and message.config is not None:
+            self.started.pop(message.run, None)
+            self.started[message.run] = message.config
+
+    def published(self, message: PolicyPublished) -> None:
+        known = self._newest.get(message.run)
+        if known is None or (message.incarnation, message.serial) > (known.incarnation, known.serial):
+            self._newest[message.run] = message
+
+    def current_run(self) -> str | None:
+        """The run to serve; None while it has not been started."""
+        if self.run:
+            return self.run if self.run in self.started else None
+        return next(reversed(self.started), None)
+
+    def newest(self, run: str) -> PolicyPublished | None:
+        return self._newest.get(run)

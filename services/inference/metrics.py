@@ -1,0 +1,43 @@
+"""Prometheus metrics: SGLang's names where it has one, so that its dashboards read this engine too, and our own."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+PROMPT_TOKENS = Counter("sglang:prompt_tokens", "Prompt tokens of admitted requests, cached ones included.")
+GENERATED_TOKENS = Counter("sglang:generation_tokens", "Sampled tokens.")
+CACHED_TOKENS = Counter("sglang:cached_tokens", "Prompt tokens taken from the cache.")
+RUNNING = Gauge("sglang:num_running_reqs", "Requests that are being computed.")
+WAITING = Gauge("sglang:num_queue_reqs", "Requests that wait for a row.")
+TOKEN_USAGE = Gauge("sglang:token_usage", "Share of the cache's positions that hold something.")
+THROUGHPUT = Gauge("sglang:gen_throughput", "Sampled tokens per second since the last scrape.")
+LATENCY = Histogram(
+    "sglang:e2e_request_latency_seconds",
+    "From arrival to answer.",
+    buckets=(0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 15, 60),
+)
+STEPS = Counter("etude_inference_steps", "Forward passes.")
+FINISHED = Counter("etude_inference_requests", "Requests that ended, by the type of their end.", ["finish"])
+SERIAL = Gauge("etude_inference_serial", "Version that samples now.")
+SWAPS = Counter("etude_inference_swaps", "Versions applied.")
+SWAP_FAILURES = Counter("etude_inference_swap_failures", "Attempts to rebuild or verify a version that failed.")
+SWAP_PAUSE = Histogram(
+    "etude_inference_swap_pause_seconds",
+    "Sampling stood still for a swap.",
+    buckets=(1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1, 3),
+)
+SWAP_WAIT = Histogram(
+    "etude_inference_swap_wait_seconds",
+    "From a ready version to the end of the step in hand.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1),
+)
+SWAP_PREPARE = Histogram(
+    "etude_inference_swap_prepare_seconds",
+    "Fetch, rebuild and verify, while sampling goes on.",
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30),
+)
+
+
+def total(counter: Counter) -> float:
+    """A counter's value, read as a scrape reads it."""
+    return next(sample.value for sample in counter.collect()[0].samples if sample.name.endswith("_total"))

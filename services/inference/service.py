@@ -1,0 +1,85 @@
+"""Wiring: HTTP, engine, weight agent, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from services.inference.api import Server
+from services.inference.config import InferenceSettings
+from services.inference.engine import Engine
+from services.inference.weights_agent import WeightsAgent
+from shared import bus as buses
+from shared import objects as stores
+from shared.telemetry import Health, configure_logs, draining, replica_name
+
+
+class Inference:
+    """One replica: the agent brings weights, the server answers with whatever engine the agent last handed over."""
+
+    def __init__(self, settings: InferenceSettings, bus: buses.Bus, objects: stores.Objects) -> None:
+        self.settings = settings
+        self.server = Server(describe=self._describe, pin=self._pin, checksums=self._checksums)
+        self.health = Health("inference", settings, self.server.app)
+        self.agent = WeightsAgent(settings, bus, objects, self.health, self._serve_with)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; then lets what runs finish for `drain_s` and leaves the rotation."""
+        following = asyncio.create_task(self.agent.run())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()  # a defect ends the process with its trace; the supervisor starts another
+            await self._drain()
+        finally:
+            for task in (following, stopping):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await following
+            if self.server.engine is not None:
+                await asyncio.to_thread(self.server.engine.stop)
+
+    async def _drain(self) -> None:
+        self.health.wait_on("nothing: it is shutting down")
+        self.server.draining = True
+        await self.agent.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_s):
+                await self.server.idle.wait()
+
+    def _serve_with(self, engine: Engine) -> None:
+        self.server.engine = engine
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "name": self.health.name,
+            "run": self.agent.run_id,
+            "pool": self.settings.pool,
+            "pinned": self.agent.following.pinned,
+            "model_path": str(self.agent.directory or ""),
+            "cache_rows": self.settings.cache_rows,
+            "prefill_tokens": self.settings.prefill_tokens,
+        }
+
+    async def _pin(self, serial: int) -> dict[str, Any]:
+        return await self.agent.pin(serial)
+
+    async def _checksums(self) -> dict[str, Any]:
+        assert self.agent.live is not None
+        serial, digest = await asyncio.to_thread(self.agent.live.live_checksum)
+        return {"serial": serial, "weight_version": str(serial), "checksum": digest, "run": self.agent.run_id}
+
+
+async def main(settings: InferenceSettings) -> None:
+    configure_logs("inference", settings)
+    settings.state.mkdir(parents=True, exist_ok=True)
+    bus = buses.connect(settings.bus_url, client=replica_name("inference", settings))
+    objects = stores.connect(settings.objects_url)
+    inference = Inference(settings, bus, objects)
+    try:
+        async with draining() as stop, inference.health:
+            await inference.run(stop)
+    finally:
+        await bus.close()

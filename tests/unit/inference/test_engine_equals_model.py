@@ -1,0 +1,318 @@
+"""The engine computes what the model computes, whatever is batched, cached, copied, chunked or swapped around it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from services.inference.engine import Engine
+from services.inference.request import Request, Result
+from shared.model import ModelConfig, Transformer, causal_rows
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.3,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "initializer_range": 0.3,
+}
+QWEN3 = {k: v for k, v in QWEN3_MOE.items() if "expert" not in k and "moe" not in k} | {
+    "model_type": "qwen3",
+    "intermediate_size": 48,
+}
+
+
+def build(config: dict = QWEN3_MOE, seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(ModelConfig.from_dict(config)).eval().requires_grad_(False)
+
+
+@pytest.fixture
+def engine_of():
+    """Starts engines and ends them with the test."""
+    started: list[Engine] = []
+
+    def make(model: Transformer, **changes) -> Engine:
+        options = {"rows": 12, "positions": 96, "prefill_tokens": 16, "queue_limit": 1000, **changes}
+        engine = Engine(model, 0, **options)
+        engine.start()
+        started.append(engine)
+        return engine
+
+    yield make
+    for engine in started:
+        engine.stop()
+
+
+class Asked:
+    """A request handed to an engine; `result()` waits for it."""
+
+    def __init__(self, engine: Engine, tokens: np.ndarray, new: int, **more) -> None:
+        self.tokens = np.asarray(tokens, np.int32)
+        self.temperature = more.get("temperature", 1.0)
+        self._done = threading.Event()
+        self._result: Result | None = None
+        self.request = Request(
+            rid="r", tokens_P=self.tokens, max_new_tokens=new, done=self._finish, **{"routing_start": 0, **more}
+        )
+        engine.submit(self.request)
+
+    def _finish(self, result: Result) -> None:
+        self._result = result
+        self._done.set()
+
+    def result(self) -> Result:
+        assert self._done.wait(60), "no answer"
+        assert self._result is not None
+        return self._result
+
+
+def check(model: Transformer, asked: Asked, result: Result, upto: int | None = None) -> None:
+    """Log-probabilities and routing of a result against one plain forward over prompt and answer."""
+    whole = np.concatenate([asked.tokens, result.tokens_C])
+    P, C = len(asked.tokens), len(result.tokens_C)
+    out = model(torch.from_numpy(whole).long(), torch.arange(len(whole)), causal_rows(1, len(whole)))
+    logits = model.logits(out.hidden_ND)[P - 1 : P + C - 1]
+    logprobs = (logits / (asked.temperature or 1.0)).log_softmax(-1).numpy()
+    expected = logprobs[np.arange(C), result.tokens_C]
+    np.testing.assert_allclose(result.logprobs_C[:upto], expected[:upto], rtol=0, atol=1e-5)
+    if upto is None and result.routing is not None:
+        np.testing.assert_array_equal(np.sort(result.routing, -1), out.experts_NLK[:-1].sort(-1).values.numpy())
+
+
+@pytest.mark.parametrize("config", [QWEN3_MOE, QWEN3, DEEPSEEK], ids=["qwen3_moe", "qwen3", "deepseek_v3"])
+def test_log_probabilities_and_routing_equal_the_models_under_any_mix_of_batching_chunking_and_prefix_hits(
+    config, engine_of
+):
+    model = build(config)
+    engine = engine_of(model)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        prompts = [rng.integers(0, 64, int(rng.integers(1, 45))) for _ in range(5)]
+        prompts += [np.concatenate([prompts[0], rng.integers(0, 64, n)]) for n in (0, 0, 1, 9)]  # a group
+        turns = [
+            Asked(engine, p, int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 0.7, 1.0, 1.5])))
+            for p in prompts
+        ]
+        results = [t.result() for t in turns]
+        following = []
+        for turn, result in zip(turns, results, strict=True):
+            check(model, turn, result)
+            assert result.finish.type == "length"
+            more = np.concatenate([turn.tokens, result.tokens_C, rng.integers(0, 64, int(rng.integers(0, 8)))])
+            following.append(Asked(engine, more, 5))
+        for turn in following:
+            check(model, turn, turn.result())
+
+
+def test_the_next_turn_computes_only_what_is_new(engine_of):
+    model = build()
+    engine = engine_of(model)
+    first = Asked(engine, np.arange(20), 6)
+    a = first.result()
+    second = Asked(engine, np.concatenate([first.tokens, a.tokens_C, [1, 2, 3]]), 4)
+    b = second.result()
+    assert b.cached_tokens == 20 + 6 - 1
+    check(model, second, b)
+
+
+def test_a_group_computes_its_prompt_once(engine_of):
+    model = build()
+    engine = engine_of(model, prefill_tokens=16)
+    before = engine.steps
+    asked = [Asked(engine, np.arange(40), 3) for _ in range(8)]
+    results = [a.result() for a in asked]
+    assert sorted(r.cached_tokens for r in results) == [0] + [39] * 7
+    assert engine.steps - before < 15
+    for a, r in zip(asked, results, strict=True):
+        check(model, a, r)
+
+
+def test_sessions_of_different_extra_keys_share_nothing(engine_of):
+    engine = engine_of(build())
+    Asked(engine, np.arange(30), 2, extra_key="1").result()
+    assert Asked(engine, np.arange(30), 2, extra_key="2").result().cached_tokens == 0
+    assert Asked(engine, np.arange(30), 2, extra_key="1").result().cached_tokens == 29
+
+
+def test_more_sessions_than_rows_wait_and_the_least_recently_used_go(engine_of):
+    model = build()
+    engine = engine_of(model, rows=3)
+    rng = np.random.default_rng(0)
+    asked = [Asked(engine, rng.integers(0, 64, 20), 10) for _ in range(14)]
+    for a in asked:
+        check(model, a, a.result())
+    state = engine.call(engine.state).result()
+    assert (state["running"], state["waiting"], state["active_rows"]) == (0, 0, 0)
+
+
+def test_a_swap_in_mid_generation_keeps_the_cache_and_every_token_knows_its_version(engine_of):
+    old, new = build(seed=0), build(seed=1)
+    engine = engine_of(old)
+    swapped = threading.Event()
+    count = 0
+
+    def progress(_token: int, _logprob: float) -> None:
+        nonlocal count
+        count += 1
+        if count == 10:  # on the engine's thread, in the middle of a step: it takes effect before the next
+            engine.swap(new, 7).add_done_callback(lambda _: swapped.set())
+
+    asked = Asked(engine, np.arange(20), 30, progress=progress)
+    result = asked.result()
+    assert swapped.wait(10)
+    versions = result.versions_C.tolist()
+    assert versions == [0] * 10 + [7] * 20
+    assert result.oldest_kv_version == 0
+    assert result.weight_version == 7
+    check(old, asked, result, upto=10)
+    np.testing.assert_allclose(result.logprobs_C[10:], mixed_logprobs(old, new, asked.tokens, result, 10), atol=1e-5)
+    fresh = Asked(engine, np.arange(20), 5, extra_key="7")
+    later = fresh.result()
+    check(new, fresh, later)
+    assert later.cached_tokens == 0
+    assert later.oldest_kv_version == 7
+
+
+def mixed_logprobs(old: Transformer, new: Transformer, prompt: np.ndarray, result: Result, cut: int) -> np.ndarray:
+    """What a model change without recomputing the cache must give: keys and values of the first tokens by the old
+    weights, the rest by the new ones."""
+    whole = torch.from_numpy(np.concatenate([prompt, result.tokens_C])).long()
+    P = len(prompt)
+    # Feeding sampled token cut-1 is the first step of the new model: positions before it were computed by the old one.
+    boundary = P + cut - 1
+    cache: dict[int, list[torch.Tensor]] = {}
+
+    def attend(layer, q, k, v):
+        before = cache.get(layer)
+        keys, values = (torch.cat([before[0], k]), torch.cat([before[1], v])) if before else (k, v)
+        cache[layer] = [keys, values]
+        R = q.shape[1] // k.shape[1]
+        keys, values = keys.repeat_interleave(R, 1), values.repeat_interleave(R, 1)
+        scores = torch.einsum("nhd,mhd->hnm", q, keys)
+        n, m = scores.shape[1:]
+        scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[:, None] + m - n, -torch.inf)
+        return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), values)
+
+    old(whole[:boundary], torch.arange(boundary), attend)
+    out = new(whole[boundary:], torch.arange(boundary, len(whole)), attend)
+    logprobs = new.logits(out.hidden_ND).log_softmax(-1).numpy()
+    n = len(result.tokens_C) - cut
+    return logprobs[np.arange(n), result.tokens_C[cut:]]
+
+
+def test_stop_tokens_end_a_generation_and_are_part_of_it(engine_of):
+    engine = engine_of(build())
+    result = Asked(engine, np.arange(10), 80, stop_tokens=frozenset(range(0, 64, 2))).result()
+    assert result.finish.type == "stop"
+    assert result.finish.matched == result.tokens_C[-1]
+    assert all(t % 2 for t in result.tokens_C[:-1])
+
+
+def test_the_context_bounds_a_generation(engine_of):
+    model = build()
+    engine = engine_of(model)
+    asked = Asked(engine, np.arange(60), 1000)
+    result = asked.result()
+    assert result.finish.type == "length"
+    assert len(result.tokens_C) == 96 - 60 + 1
+    check(model, asked, result)
+    with pytest.raises(ValueError, match=r"97 tokens; allowed: 1\.\.96"):
+        Asked(engine, np.zeros(97), 1)
+
+
+def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(engine_of):
+    engine = engine_of(build())
+    alone = Asked(engine, np.arange(10), 20, seed=5).result()
+    crowd = [Asked(engine, np.arange(3, 30), 20) for _ in range(5)]
+    beside = Asked(engine, np.arange(10), 20, seed=5).result()
+    other = Asked(engine, np.arange(10), 20, seed=6).result()
+    [c.result() for c in crowd]
+    assert alone.tokens_C.tolist() == beside.tokens_C.tolist() != other.tokens_C.tolist()
+
+
+def test_abort_frees_the_row_and_returns_what_there_was(engine_of):
+    engine = engine_of(build())
+    begun = threading.Event()
+    asked = Asked(engine, np.arange(10), 80, progress=lambda *_: begun.set())
+    assert begun.wait(10)
+    engine.abort(asked.request, "test")
+    result = asked.result()
+    assert result.finish.type == "abort"
+    assert 0 < len(result.tokens_C) < 80
+    assert engine.call(engine.state).result()["active_rows"] == 0
+
+
+def test_nothing_is_sampled_while_paused_and_the_cache_survives(engine_of):
+    model = build()
+    engine = engine_of(model)
+    begun = threading.Event()
+    asked = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set())
+    assert begun.wait(10)
+    engine.pause(abort=False).result()
+    steps = engine.call(lambda: engine.steps).result()
+    assert engine.call(lambda: engine.steps).result() == steps
+    engine.proceed().result()
+    check(model, asked, asked.result())
+
+
+def test_sampling_follows_the_distribution(engine_of):
+    model = build()
+    engine = engine_of(model, rows=40)
+    prompt = np.arange(12)
+    tokens = np.array([Asked(engine, prompt, 1, temperature=1.5).result().tokens_C[0] for _ in range(1500)])
+    out = model(torch.arange(12), torch.arange(12), causal_rows(1, 12))
+    expected = (model.logits(out.hidden_ND)[-1] / 1.5).softmax(-1).numpy()
+    found = np.bincount(tokens, minlength=64) / len(tokens)
+    deviation = np.sqrt(expected * (1 - expected) / len(tokens))
+    assert (np.abs(found - expected) <= 5 * deviation + 2e-3).all()
+
+
+def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_of):
+    model = build()
+    engine = engine_of(model)
+    begun = threading.Event()
+    running = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set())
+    assert begun.wait(10)
+    broken = build()
+    del broken.layers[2].mlp.gate
+    engine.swap(broken, 0).result()
+    joining = Asked(engine, np.arange(30), 5)
+    results = [running.result(), joining.result()]
+    assert [r.finish.type for r in results] == ["abort", "abort"]
+    assert "the engine failed" in results[0].finish.message
+    engine.swap(model, 0).result()
+    again = Asked(engine, np.arange(30), 5)
+    check(model, again, again.result())
