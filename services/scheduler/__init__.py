@@ -1,0 +1,20 @@
+"""The scheduler: which problem next, how many in flight, what became of each attempt.
+
+Owns: the ledger (its only writer), the capacity gate, the choice of problems, redelivery of attempts, the life of a run.
+Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scored, groups.quarantined, steps.committed,
+    policies.published, policies.applied, runs.control. Evaluations (key.purpose == evaluate) are not its business.
+Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (stop, finished), alerts.
+
+Invariants:
+- One transaction per batch of messages: what they changed, the events that say so, and the messages that follow from
+  them (outbox). Deliveries are acknowledged after the commit, the outbox is published after it too: kill -9 at any
+  moment loses nothing, and doubles at most a message that its reader recognises.
+- What is kept in memory (`working_set`) is a cache of the ledger. It is rebuilt from it at start and after any failure.
+- Decisions follow from the ledger's state, never from which message has just come (`decisions` is level-triggered), so
+  a restart decides what the old process would have decided.
+- One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
+
+How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory;
+`intake` applies messages to it; `decisions` draws the conclusions; `desk` does one batch against `store`; `relay`
+publishes the outbox; `service` wires them; `audit` checks a run from the ledger alone.
+"""

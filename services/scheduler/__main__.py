@@ -1,0 +1,33 @@
+"""`python -m services.scheduler`: migrates the ledger, then schedules until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.scheduler import service
+from services.scheduler.config import SchedulerConfig
+from shared import bus as buses
+from shared import ledger
+from shared import objects as stores
+from shared.settings import load
+from shared.telemetry import Health, configure_logs, draining
+
+
+async def main(config: SchedulerConfig) -> None:
+    async with Health("scheduler", config) as health, draining() as stop:
+        health.wait_on("the ledger's migrations")
+        engine = ledger.connect(config.ledger_url)
+        await asyncio.to_thread(ledger.upgrade, engine)
+        health.clear("the ledger's migrations")
+        bus = buses.connect(config.bus_url, client=health.name)
+        try:
+            await service.serve(config, engine, bus, stores.connect(config.objects_url), health, stop)
+        finally:
+            await bus.close()
+            engine.dispose()
+
+
+if __name__ == "__main__":
+    settings = load(SchedulerConfig)
+    configure_logs("scheduler", settings)
+    asyncio.run(main(settings))

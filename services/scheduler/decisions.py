@@ -1,0 +1,371 @@
+"""What follows from a run's state: give attempts again, close and announce groups, stop, ask for more.
+
+Level-triggered: everything is decided from the working set and the time, so it does not matter which message came last,
+and a scheduler that starts in the middle goes on as if it had always been there. Deciding twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from services.scheduler import reconciler
+from services.scheduler.hardness import Outcome
+from services.scheduler.life import EXHAUSTED_S, Budget, hand_is_empty, step_seconds
+from services.scheduler.reconciler import Closing, Fate
+from services.scheduler.working_set import Attempt, Group, WorkingSet
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from shared.contracts.ids import attempt_id, group_id
+from shared.ledger.transitions import ENDS, AttemptState, GroupState, RunState
+
+RECONCILE_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. `listening_since`: silence before it says nothing, because nobody listened."""
+
+    attempt_s: float
+    grading_s: float
+    replica_patience_s: float
+    listening_since: float
+
+
+def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
+    """Returns what the run waits on, in words for `/readyz`; empty: on nothing but its own work."""
+    if ws.config is None:
+        return set()
+    if ws.head.state is RunState.stopping:
+        _give_up_open(ws, now)
+    elif ws.head.state is RunState.running:
+        _drop_hopeless(ws, now)
+        _reconcile(ws, now, limits)
+    for group in list(ws.open.values()):
+        _close(ws, group, now)
+    announce(ws, now)
+    if ws.head.state is RunState.running:
+        _spend(ws, now)
+    if ws.head.state is RunState.running:
+        return _request(ws, now, limits)
+    if ws.head.state is RunState.stopping:
+        _finish(ws, now)
+    return set()
+
+
+# Attempts
+
+
+def _reconcile(ws: WorkingSet, now: float, limits: Limits) -> None:
+    if now - ws.reconciled_at < RECONCILE_EVERY_S:
+        return
+    ws.reconciled_at = now
+    assert ws.config
+    schedule = ws.config.schedule
+    for attempt in list(ws.live()):
+        if attempt.state in (AttemptState.claimed, AttemptState.finished):
+            _watch(ws, attempt, now, limits, schedule.lease_s)
+        if attempt.state is AttemptState.lost:
+            match reconciler.fate(attempt.epoch, now - attempt.lost_at, schedule.replacements):
+                case Fate.again:
+                    ask(ws, attempt, now, epoch=attempt.epoch + 1)
+                case Fate.fail:
+                    _end(ws, attempt, AttemptState.failed, attempt.reason, now)
+                case Fate.wait:
+                    pass
+
+
+def _watch(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> None:
+    running_s = now - (attempt.claimed_at or now)
+    why = reconciler.overdue(
+        attempt.state,
+        silent_s=now - max(attempt.heard_at, limits.listening_since),
+        cancelled_s=None if attempt.cancelled_at is None else now - max(attempt.cancelled_at, limits.listening_since),
+        graded_s=None if attempt.finished_at is None else now - max(attempt.finished_at, limits.listening_since),
+        lease_s=lease_s,
+        limit_s=limits.attempt_s,
+        grading_limit_s=limits.grading_s,
+    )
+    if why:
+        attempt.told(attempt.epoch, AttemptState.lost)
+        attempt.lost_at, attempt.reason = now, why
+        ws.event(now, "attempt.lost", attempt.id, attempt.epoch, reason=why, worker=attempt.worker)
+        ws.touch(attempt)
+    elif reconciler.must_submit(attempt.state, running_s, attempt.cancelled_at is not None, limits.attempt_s):
+        attempt.cancelled_at = now
+        ws.say(t.ATTEMPTS_CANCEL, attempt.id, m.AttemptCancel(run=ws.id, attempt=attempt.id, mode="submit"))
+        ws.touch(attempt)
+
+
+def _end(ws: WorkingSet, attempt: Attempt, state: AttemptState, reason: str, now: float) -> None:
+    if attempt.told(attempt.epoch, state):
+        attempt.reason = reason
+        ws.event(now, f"attempt.{state.value}", attempt.id, attempt.epoch, reason=reason)
+        ws.touch(attempt)
+
+
+# Groups
+
+
+def _close(ws: WorkingSet, group: Group, now: float) -> None:
+    """A complete group gets its place in the ledger's order; one with too few survivors is dropped."""
+    assert ws.config
+    match reconciler.closing([a.state for a in group.attempts], ws.config.schedule.group_min):
+        case Closing.open:
+            return
+        case Closing.dropped:
+            drop(ws, group, f"fewer than {ws.config.schedule.group_min} attempts survived", now)
+            ws.alert("groups_dropped", "warning", "infrastructure failed too many attempts of a group", [group.id])
+            return
+        case Closing.ready:
+            pass
+    survivors = [a for a in group.attempts if a.state is AttemptState.scored]
+    for attempt in survivors:
+        attempt.told(attempt.epoch, AttemptState.grouped)
+        ws.touch(attempt)
+    count = group.members = len(survivors)
+    efforts = [a.effort for a in survivors if a.effort is not None]
+    group.solved = sum(a.solved for a in survivors)
+    group.turns = sum(e.turns for e in efforts) / count
+    group.thinking_tokens = sum(e.thinking_tokens for e in efforts) / count
+    group.oldest_versions = sorted({a.standing for a in survivors})
+    ws.head.last_ready += 1
+    group.state, group.sequence, group.closed_at, group.step = GroupState.ready, ws.head.last_ready, now, ws.tip
+    ws.event(now, "group.ready", group.id, sequence=group.sequence, members=[a.id for a in survivors])
+    ws.touch(group)
+    _forget(ws, group)
+    ws.waiting[group.id] = group
+    ws.announced[group.id] = group.problem
+    ws.last_work_at = now
+    category, cell = ws.catalogue.kind(group.problem)
+    ws.hardness.observe(Outcome(category, cell, count, group.solved, group.turns, group.thinking_tokens, group.step))
+
+
+def drop(ws: WorkingSet, group: Group, reason: str, now: float) -> None:
+    """Its live attempts end with it; whether its problem returns: `WorkingSet.release`."""
+    for attempt in group.attempts:
+        if attempt.state not in ENDS:
+            _end(ws, attempt, AttemptState.dropped, reason, now)
+    group.state, group.closed_at, group.reason = GroupState.dropped, now, reason
+    ws.event(now, "group.dropped", group.id, reason=reason)
+    ws.touch(group)
+    _forget(ws, group)
+    ws.waiting.pop(group.id, None)
+    ws.release(group)
+
+
+def _forget(ws: WorkingSet, group: Group) -> None:
+    ws.open.pop(group.id, None)
+    for attempt in group.attempts:
+        ws.attempts.pop(attempt.id, None)
+
+
+def unannounced(ws: WorkingSet) -> list[Group]:
+    """Ready, untrained groups that the trainer of the surviving lineage was not told of, in the ledger's order."""
+    return [g for g in ws.waiting.values() if g.announced is None or g.announced < ws.head.incarnation]
+
+
+def announce(ws: WorkingSet, now: float) -> None:
+    """Tells the trainer. A new incarnation is told again of everything that waits: it may have forgotten, and what its
+    predecessor trained after the fork waits again. What the fork made too old to train within the bound is dropped."""
+    new = unannounced(ws)
+    if not new:
+        return
+    assert ws.config
+    queue = sorted(ws.waiting.values(), key=lambda g: g.sequence or 0)
+    ages = [min((ws.position(v) for v in g.oldest_versions), default=ws.tip) for g in queue]
+    late = [g for g, fine in zip(queue, ws.schedule_gate.in_time(ages, trained=ws.slots), strict=True) if not fine]
+    for group in late:
+        drop(ws, group, f"older than {ws.config.schedule.max_staleness} steps by the time it would be trained", now)
+    if late and ws.lineage.start == 0:
+        ws.alert(
+            "staleness_breach", "critical", "groups too old to train although nothing was forked", [g.id for g in late]
+        )
+    elif late:
+        what = f"the fork at step {ws.lineage.start} made {len(late)} groups too old to train"
+        ws.alert("groups_dropped", "warning", what, [g.id for g in late])
+    for group in sorted(new, key=lambda g: g.sequence or 0):
+        if group.state is not GroupState.ready or group.sequence is None:
+            continue
+        ready = m.GroupReady(
+            run=ws.id, group=group.id, problem=group.problem, sequence=group.sequence, members=ws.members(group)
+        )
+        ws.say(t.GROUPS_READY, ws.id, ready)
+        if group.announced is not None:
+            ws.event(now, "group.announced", group.id, max(0, ws.head.incarnation))
+        group.announced = ws.head.incarnation
+        group.attempts = []
+        ws.touch(group)
+
+
+def _drop_hopeless(ws: WorkingSet, now: float) -> None:
+    """After a fork: running groups that would be too old even in the very next step. Their problems return."""
+    assert ws.config
+    bound = ws.tip - ws.config.schedule.max_staleness
+    oldest = ws.oldest()
+    if oldest is None or oldest >= bound:
+        return
+    for group in list(ws.open.values()):
+        standing = [ws.position(a.standing) for a in group.attempts if a.state not in ENDS]
+        if standing and min(standing) < bound:
+            for attempt in group.attempts:
+                if attempt.state not in ENDS:
+                    cancel = m.AttemptCancel(run=ws.id, attempt=attempt.id, mode="drop")
+                    ws.say(t.ATTEMPTS_CANCEL, attempt.id, cancel)
+            drop(ws, group, f"sampled on a branch that step {ws.lineage.start} cut off, and too old since", now)
+
+
+# The run
+
+
+def _spend(ws: WorkingSet, now: float) -> None:
+    """Ends the run when its budget is spent, or when every problem was practised."""
+    assert ws.config
+    schedule, times = ws.config.schedule, step_seconds(ws.commits)
+    budget = Budget(schedule.max_steps, schedule.minutes, schedule.groups_per_step)
+    why = budget.spent(steps=ws.tip, clock_s=ws.clock(now), step_times=times)
+    idle = ws.head.first_request_at is not None and not ws.open and not ws.catalogue.free
+    if idle and len(ws.waiting) < schedule.groups_per_step and now - ws.last_work_at > EXHAUSTED_S:
+        why = why or "every problem was practised"
+    if why:
+        ws.enter(RunState.stopping, now, why)
+        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why))
+        _give_up_open(ws, now)
+
+
+def _give_up_open(ws: WorkingSet, now: float) -> None:
+    """A stopping run takes no more attempts: what runs is told to end, what is not complete is dropped."""
+    if not ws.open:
+        return
+    ws.say(t.ATTEMPTS_CANCEL, ws.id, m.AttemptCancel(run=ws.id, mode="drop"))
+    for group in list(ws.open.values()):
+        _close(ws, group, now)
+    for group in list(ws.open.values()):
+        drop(ws, group, "the run stopped", now)
+
+
+def _finish(ws: WorkingSet, now: float) -> None:
+    assert ws.config
+    since = max(ws.head.stopped_at or now, ws.commits[-1] if ws.commits else 0.0)
+    if hand_is_empty(
+        waiting=len(ws.waiting),
+        groups_per_step=ws.config.schedule.groups_per_step,
+        silent_s=now - since,
+        step_times=step_seconds(ws.commits),
+    ):
+        ws.enter(RunState.finished, now, ws.head.reason)
+        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="finished", reason=ws.head.reason))
+
+
+# Requests
+
+
+def _request(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
+    """Asks for as many groups as the gate has room for."""
+    assert ws.config
+    schedule = ws.config.schedule
+    rotation = ws.rotation(now, limits.replica_patience_s)
+    lagging = sorted(name for name, r in ws.replicas.items() if r.ok and r.pool == "rollout" and name not in rotation)
+    if lagging:
+        what = f"replica {', '.join(lagging)} does not follow the published versions; it is out of rotation"
+        ws.alert("replica_lags", "warning", what, lagging)
+    if not ws.policies or not rotation:
+        return {"an inference replica that serves this run's policy"}
+    version = min(ws.position(replica.serial) for replica in rotation.values())
+    floor = min(replica.serial for replica in rotation.values())
+    oldest = ws.oldest()
+    room = ws.schedule_gate.room(
+        version=version,
+        oldest=version if oldest is None else oldest,
+        accepted=ws.accepted,
+        running=len(ws.open),
+    )
+    uncovered = Budget(schedule.max_steps, 0, schedule.groups_per_step).uncovered(
+        accepted=ws.accepted, running=len(ws.open)
+    )
+    wanted = room if uncovered is None else min(room, uncovered)
+    if wanted == 0:
+        return set() if uncovered == 0 else {"room: the trainer to train, or the oldest attempt to end"}
+    if not ws.catalogue.free:
+        return {"problems"}
+    problems = ws.catalogue.draw(
+        ws.hardness if schedule.hardness_sampling else None,
+        wanted,
+        step=ws.tip,
+        seed=ws.config.seed,
+        number=ws.head.last_draw + 1,
+    )
+    for problem in problems:
+        _open(ws, problem, floor, now)
+    return set() if len(problems) == wanted else {"problems"}
+
+
+def _open(ws: WorkingSet, problem: str, floor: int, now: float) -> None:
+    assert ws.config
+    schedule, head = ws.config.schedule, ws.head
+    head.first_request_at = now if head.first_request_at is None else head.first_request_at
+    head.clock_started_at = now if head.clock_started_at is None else head.clock_started_at
+    head.last_draw += 1
+    number = ws.catalogue.numbers[ws.catalogue.index[problem]]
+    ws.catalogue.numbers[ws.catalogue.index[problem]] += 1
+    ws.catalogue.take(problem)
+    name = group_id(ws.id, problem, number)
+    group = Group(
+        id=name,
+        problem=problem,
+        number=number,
+        draw=head.last_draw,
+        size=schedule.group_size,
+        reward_config=ws.config.reward.id,
+        requested_at=now,
+    )
+    ws.open[name] = group
+    ws.touch(group)
+    ws.event(
+        now, "group.opened", name, problem=problem, number=number, size=group.size, reward_config=group.reward_config
+    )
+    for place in range(group.size):
+        attempt = Attempt(
+            id=attempt_id(ws.id, name, place),
+            group=name,
+            place=place,
+            epoch=0,
+            state=AttemptState.requested,
+            policy_floor=floor,
+            requested_at=now,
+            heard_at=now,
+        )
+        group.attempts.append(attempt)
+        ws.attempts[attempt.id] = attempt
+        ask(ws, attempt, now, epoch=0)
+    ws.last_work_at = now
+
+
+def ask(ws: WorkingSet, attempt: Attempt, now: float, *, epoch: int) -> None:
+    """Requests an epoch of an attempt. A later epoch starts afresh, on what is served now, with the same seed."""
+    assert ws.config
+    group = ws.open[attempt.group]
+    if epoch > attempt.epoch:
+        attempt.told(epoch, AttemptState.requested)
+        serving = [r.serial for r in ws.replicas.values() if r.ok and r.pool == "rollout"]
+        attempt.policy_floor = max(attempt.policy_floor, min(serving, default=0))
+        attempt.requested_at, attempt.heard_at, attempt.worker, attempt.reason = now, now, "", ""
+        attempt.oldest_version = attempt.claimed_at = attempt.finished_at = attempt.cancelled_at = None
+        attempt.stop = attempt.seconds = attempt.trajectory = attempt.effort = None
+    pack, pack_hidden = ws.packs[ws.catalogue.packs[ws.catalogue.index[group.problem]]]
+    request = m.RolloutRequested(
+        run=ws.id,
+        key=m.AttemptKey(attempt=attempt.id, epoch=epoch, group=group.id, problem=group.problem, index=attempt.place),
+        policy_floor=attempt.policy_floor,
+        reward_config=group.reward_config,
+        sampling=ws.config.sampling,
+        pack=pack,
+        pack_hidden=pack_hidden,
+        seed=xxhash.xxh3_64_intdigest(f"{ws.config.seed}|{attempt.id}".encode()) >> 1,
+    )
+    ws.say(t.ROLLOUTS_REQUESTED, attempt.id, request)
+    ws.event(
+        now, "attempt.requested", attempt.id, epoch, group=group.id, place=attempt.place, floor=attempt.policy_floor
+    )
+    ws.touch(attempt)

@@ -1,0 +1,231 @@
+"""One batch: messages in, one transaction, messages out. Synchronous; the service runs it in a thread.
+
+A message that cannot be applied never stops the others: it comes back as refused, with the reason, for the dead-letter
+topic. After any failure the working sets are thrown away, and the same batch is applied to what the ledger says.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import xxhash
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from services.scheduler import decisions, intake
+from services.scheduler.decisions import Limits
+from services.scheduler.store import Fenced, Store
+from services.scheduler.working_set import Changes, Head, Message, WorkingSet
+from shared.contracts import messages as m
+from shared.contracts.topics import RUNS_CONTROL, Topic
+from shared.ledger.transitions import RunState
+
+log = structlog.get_logger()
+
+ABSENT_S = 3.0  # between two batches: nobody listened, so silence meanwhile is nobody's fault
+KEEP_FINISHED_S = 60.0  # a finished run stays in memory for its last words
+# Any of these may be the first that is heard of a run: topics are not ordered among each other.
+_FIRST_WORDS = (m.RunControl, m.ProblemAdmitted, m.PolicyPublished, m.PolicyApplied, m.IncarnationStarted)
+
+
+class Received(Protocol):
+    """What the desk needs of a delivery."""
+
+    topic: Topic
+    message: Any
+    offset: int
+
+
+@dataclass(slots=True)
+class Result:
+    """`refused`: index in the batch -> why. `outbox`: (run, message), committed, to be published in this order.
+    `waits`: what the runs wait on, in words."""
+
+    refused: dict[int, str] = field(default_factory=dict)
+    outbox: list[tuple[str, Message]] = field(default_factory=list)
+    waits: set[str] = field(default_factory=set)
+
+
+class _Stumbled(Exception):
+    """A message raised what it should not: the batch is done again without it."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index, self.reason = index, reason
+
+
+class Desk:
+    """`term`: of the leadership under which it writes (None: alone by agreement, in tests). `read_config` fetches a run
+    configuration from the object store. Seconds: see `decisions.Limits`."""
+
+    def __init__(
+        self,
+        store: Store,
+        read_config: intake.ReadConfig,
+        *,
+        term: int | None = None,
+        attempt_s: float = 900.0,
+        grading_s: float = 600.0,
+        replica_patience_s: float = 60.0,
+    ) -> None:
+        self.store = store
+        self.read_config = read_config
+        self.term = term
+        self.sets: dict[str, WorkingSet] = {}
+        self._limits = (attempt_s, grading_s, replica_patience_s)
+        self._last = self._listening_since = float("-inf")
+        self._started = False
+        self._early: list[tuple[str, Message]] = []  # committed in the middle of a batch, not handed out yet
+        self._version = _code_version()
+
+    def handle(self, batch: Sequence[Received], now: float, published: dict[str, int] | None = None) -> Result:
+        """Applies the batch, decides, commits. `published`: per run, how far the outbox has been published.
+
+        Raises Fenced when another scheduler leads, and what the database or the object store raise when they are away:
+        the same batch can be handled again then, nothing is lost and nothing counts twice.
+        """
+        if now - self._last > ABSENT_S:
+            self._listening_since = now
+        self._last = now
+        refused: dict[int, str] = {}
+        while True:
+            try:
+                return self._once(batch, now, published or {}, refused)
+            except _Stumbled as stumbled:
+                self.sets.clear()
+                refused[stumbled.index] = stumbled.reason
+            except (IntegrityError, DataError) as error:
+                # A message that the tables refuse. Which one, only trying them alone can tell.
+                self.sets.clear()
+                if len(batch) > 1:
+                    return self._one_by_one(batch, now, published)
+                if refused or not batch:
+                    raise
+                log.exception("message_refused_by_ledger", message=repr(batch[0].message)[:500])
+                refused[0] = f"the ledger refuses what it says: {error.orig}"
+            except BaseException:
+                self.sets.clear()
+                raise
+
+    def _one_by_one(self, batch: Sequence[Received], now: float, published: dict[str, int] | None) -> Result:
+        whole = Result()
+        for index, received in enumerate(batch):
+            result = self.handle([received], now, published)
+            if result.refused:
+                whole.refused[index] = result.refused[0]
+            whole.outbox.extend(result.outbox)
+            whole.waits = result.waits
+        return whole
+
+    def _once(
+        self, batch: Sequence[Received], now: float, published: dict[str, int], refused: dict[int, str]
+    ) -> Result:
+        result = Result(refused=dict(refused))
+        if not self._started:
+            for run in self.store.active():
+                self._open(run, now)
+            self._started = True
+        gone = self._gone(batch, now)
+        for index, received in enumerate(batch):
+            if index in refused or not intake.concerns(received.message):
+                continue
+            try:
+                self._apply(received, now, gone)
+            except intake.Refused as why:
+                result.refused[index] = str(why)
+            except (Fenced, DBAPIError, OSError):
+                raise
+            except Exception as error:
+                log.exception("message_stumbled", topic=received.topic.name, message=repr(received.message)[:500])
+                raise _Stumbled(index, f"{type(error).__name__}: {error}") from error
+        limits = Limits(*self._limits, listening_since=self._listening_since)
+        for ws in self.sets.values():
+            again = [group for group in decisions.unannounced(ws) if not group.attempts]
+            if again:
+                self.store.load_members(ws, again, now)
+            result.waits |= decisions.decide(ws, now, limits)
+        self._commit(now, published, result)
+        self._let_go(now)
+        return result
+
+    def _apply(self, received: Received, now: float, gone: dict[str, dict[str, int]]) -> None:
+        message = received.message
+        ws = self._open(message.run, now, begin=isinstance(message, _FIRST_WORDS))
+        if ws is None:
+            if isinstance(message, m.AttemptHeartbeat):
+                return  # evaluations of a run that nothing trains
+            raise intake.Refused(f"run {message.run!r}: the ledger never heard of it")
+        if isinstance(message, m.RunControl) and not self._first_time(ws, message, received.offset):
+            return
+        intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
+        if ws.forked:
+            # The lineage changed, and the groups that it freed are in the ledger only. Write what is, and load it anew.
+            self.store.commit([ws], {}, now, self.term)
+            self._early.extend((ws.id, one) for one in ws.changes.outbox)
+            del self.sets[ws.id]
+            ws = self._open(message.run, now)
+            assert ws is not None
+            intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
+
+    def _first_time(self, ws: WorkingSet, message: m.RunControl, offset: int) -> bool:
+        """Pause and resume depend on their order, so a repeated delivery must not count."""
+        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(message))
+        row = {"run_id": ws.id, "topic": RUNS_CONTROL.name, "position": offset, "digest": digest}
+        inbox = ws.changes.rows.setdefault("inbox", [])
+        if row in inbox or self.store.handled(ws.id, RUNS_CONTROL.name, offset, digest):
+            return False
+        inbox.append(row)
+        return True
+
+    def _open(self, run: str, now: float, *, begin: bool = False) -> WorkingSet | None:
+        """From memory, from the ledger, or with `begin` a new run. None: nobody knows it."""
+        ws = self.sets.get(run) or self.store.load(run, now)
+        if ws is None and begin:
+            ws = WorkingSet(Head(run_id=run, created_at=now, code_version=self._version))
+            ws.event(now, "run.announced", "")
+        if ws is None:
+            return None
+        if ws.config is None and ws.head.config is not None:
+            try:
+                ws.config = self.read_config(ws.head.config)
+            except intake.UNREADABLE as error:
+                what = f"the configuration {ws.head.config.key} cannot be read any more: {error}"
+                ws.alert("configuration", "critical", what, [])
+        self.sets[run] = ws
+        return ws
+
+    def _gone(self, batch: Sequence[Received], now: float) -> dict[str, dict[str, int]]:
+        """Attempts of this batch that no working set holds: late words about what is over, or strangers."""
+        missing: dict[str, set[str]] = {}
+        for received in batch:
+            key = getattr(received.message, "key", None)
+            if isinstance(key, m.AttemptKey) and intake.concerns(received.message):
+                ws = self._open(received.message.run, now)
+                if ws is not None and key.attempt not in ws.attempts:
+                    missing.setdefault(ws.id, set()).add(key.attempt)
+        return {run: self.store.gone(run, names) for run, names in missing.items()}
+
+    def _commit(self, now: float, published: dict[str, int], result: Result) -> None:
+        changed = [ws for ws in self.sets.values() if ws.changes]
+        if changed or published:
+            self.store.commit(changed, published, now, self.term)
+        result.outbox, self._early = self._early, []
+        for ws in changed:
+            result.outbox.extend((ws.id, one) for one in ws.changes.outbox)
+            ws.changes = Changes()
+
+    def _let_go(self, now: float) -> None:
+        for run, ws in list(self.sets.items()):
+            if ws.head.state is RunState.finished and now - (ws.head.finished_at or now) > KEEP_FINISHED_S:
+                del self.sets[run]
+
+
+def _code_version() -> str:
+    try:
+        return f"etude {importlib.metadata.version('etude')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "etude, not installed"

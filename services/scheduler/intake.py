@@ -1,0 +1,327 @@
+"""Messages applied to a run's working set: what each of them says becomes facts. No decision is made here.
+
+Every function is idempotent; those about attempts commute (`shared.ledger.transitions`). A message about something that
+the ledger never heard of, or that contradicts it, raises `Refused`: it belongs into the dead-letter topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from services.scheduler import life
+from services.scheduler.lineage import Fork
+from services.scheduler.working_set import Attempt, ReplicaState, WorkingSet
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from shared.contracts.run import Purpose, Ref, RunConfig
+from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
+from shared.objects import ObjectDamaged, ObjectMissing
+
+ReadConfig = Callable[[Ref], RunConfig]
+UNREADABLE = (ObjectMissing, ObjectDamaged, msgspec.MsgspecError)  # reading again cannot help
+
+
+class Refused(ValueError):
+    """This message can never be applied; the text says why."""
+
+
+def concerns(message: Any) -> bool:
+    """Evaluations are not in the ledger. (A heartbeat names attempts of both kinds: the unknown ones are passed over.)"""
+    key = getattr(message, "key", None)
+    return not (isinstance(key, m.AttemptKey) and key.purpose is Purpose.evaluate)
+
+
+def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], read_config: ReadConfig) -> None:
+    """`gone`: attempts that the ledger knows and the working set no longer needs -> their epoch."""
+    match message:
+        case m.AttemptHeartbeat():
+            heartbeat(ws, message, now)
+        case m.AttemptClaimed() | m.RolloutFinished() | m.RolloutFailed() | m.RolloutScored():
+            about_attempt(ws, message, now, gone)
+        case m.ProblemAdmitted():
+            admit(ws, message, now)
+        case m.GroupQuarantined():
+            quarantine(ws, message, now)
+        case m.StepCommitted():
+            commit_step(ws, message, now)
+        case m.IncarnationStarted():
+            start_incarnation(ws, message, now)
+        case m.PolicyPublished():
+            publish_policy(ws, message, now)
+        case m.PolicyApplied():
+            apply_policy(ws, message, now)
+        case m.RunControl():
+            control(ws, message, now, read_config)
+        case _:
+            raise Refused(f"the scheduler has no use for {type(message).__name__}")
+
+
+# Attempts
+
+
+_KINDS: dict[Any, tuple[str, AttemptState]] = {
+    m.AttemptClaimed: ("attempt.claimed", AttemptState.claimed),
+    m.RolloutFinished: ("attempt.finished", AttemptState.finished),
+    m.RolloutFailed: ("attempt.lost", AttemptState.lost),
+    m.RolloutScored: ("attempt.scored", AttemptState.scored),
+}
+
+
+def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]) -> None:
+    """Moves the attempt, and keeps what the message adds. What comes too late (an older epoch, a closed group) is
+    recorded as an event and changes nothing, so that the ledger can account for every message on the bus."""
+    key: m.AttemptKey = message.key
+    kind, state = _KINDS[type(message)]
+    attempt = ws.attempts.get(key.attempt)
+    if attempt is None:
+        if key.attempt not in gone:
+            raise Refused(f"attempt {key.attempt!r} of run {message.run!r}: the ledger never asked for it")
+        ws.event(now, kind, key.attempt, key.epoch, ignored="its group is closed")
+        return
+    if key.epoch > attempt.epoch:
+        raise Refused(f"attempt {key.attempt!r}: epoch {key.epoch} was never asked for, the newest is {attempt.epoch}")
+    if key.epoch < attempt.epoch:
+        ws.event(now, kind, key.attempt, key.epoch, ignored=f"epoch {attempt.epoch} is in force")
+        return
+    if isinstance(message, m.RolloutScored):
+        _check_verdict(ws, attempt, message)
+    moved = attempt.told(key.epoch, state)
+    attempt.heard_at = now
+    data: dict[str, Any] = {}
+    match message:
+        case m.AttemptClaimed():
+            attempt.worker = attempt.worker or message.worker
+            attempt.claimed_at = attempt.claimed_at or now
+            data = {"worker": message.worker}
+        case m.RolloutFinished():
+            _finished(attempt, message, now)
+            attempt.worker, attempt.seconds = message.worker, message.seconds
+            data = {"stop": message.stop.value, "oldest": message.oldest_version, "newest": message.newest_version}
+        case m.RolloutScored():
+            _finished(attempt, message, now)
+            if moved:
+                attempt.reward, attempt.solved = message.reward, message.verdict.solved
+                ws.changes.verdicts.append(message)
+            data = {"reward": message.reward, "solved": message.verdict.solved}
+        case m.RolloutFailed():
+            if moved:
+                attempt.lost_at, attempt.reason = now, message.reason[:2000]
+            data = {"reason": message.reason[:2000], "worker": message.worker}
+    ws.event(now, kind, key.attempt, key.epoch, **data)  # the database keeps one per (kind, subject, epoch)
+    ws.touch(attempt)
+
+
+def _finished(attempt: Attempt, message: m.RolloutFinished | m.RolloutScored, now: float) -> None:
+    attempt.saw(message.oldest_version)
+    attempt.finished_at = attempt.finished_at or now
+    if attempt.trajectory is None:
+        attempt.trajectory, attempt.effort, attempt.stop = message.trajectory, message.effort, message.stop.value
+
+
+def _check_verdict(ws: WorkingSet, attempt: Attempt, message: m.RolloutScored) -> None:
+    expected = ws.open[attempt.group].reward_config
+    if message.reward_config != expected:
+        raise Refused(
+            f"attempt {attempt.id!r}: scored under reward configuration {message.reward_config!r}, "
+            f"its group was asked for under {expected!r}; no group mixes two"
+        )
+
+
+def heartbeat(ws: WorkingSet, message: m.AttemptHeartbeat, now: float) -> None:
+    """Renews the leases of what the worker holds. Only a new oldest version is worth a write."""
+    for name, (epoch, oldest) in message.attempts.items():
+        attempt = ws.attempts.get(name)
+        if attempt is None or attempt.epoch != epoch:
+            continue
+        attempt.heard_at = now
+        moved = attempt.told(epoch, AttemptState.claimed)  # its claim is on the way
+        if moved:
+            attempt.worker, attempt.claimed_at = message.worker, now
+            ws.event(now, "attempt.claimed", name, epoch, worker=message.worker)
+        if attempt.saw(oldest) or moved:
+            ws.touch(attempt)
+
+
+# Problems and groups
+
+
+def admit(ws: WorkingSet, message: m.ProblemAdmitted, now: float) -> None:
+    pack = message.pack.checksum
+    if pack not in ws.packs:
+        ws.packs[pack] = (message.pack, message.pack_hidden)
+        ws.row("packs", pack_hash=pack, pack=message.pack, pack_hidden=message.pack_hidden)
+    new = [(p, c, cell, pack) for p, (c, cell) in message.problems.items() if p not in ws.catalogue]
+    if not new:
+        return
+    ws.catalogue.add(new)
+    for problem, category, cell, _ in new:
+        ws.row("problems", problem_id=problem, pack_hash=pack, category=category, cell=cell, admitted_at=now)
+    ws.event(now, "problems.admitted", min(p[0] for p in new), count=len(new), pack=pack)
+    ws.last_work_at = now
+
+
+def quarantine(ws: WorkingSet, message: m.GroupQuarantined, now: float) -> None:
+    """The trainer cannot train this group. Its problem, untrained, may return."""
+    group = ws.waiting.pop(message.group, None)
+    if group is None:
+        return  # known already, or trained meanwhile by a lineage that survives
+    group.state, group.reason = GroupState.quarantined, message.reason[:2000]
+    ws.touch(group)
+    ws.release(group)
+    ws.event(now, "group.quarantined", group.id, reason=group.reason)
+
+
+# The trainer's facts
+
+
+def commit_step(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
+    """Facts, whatever becomes of the lineage. A step of an incarnation that nobody announced continues right before it:
+    the topic keeps the trainer's order, so its first step is its first word."""
+    if message.incarnation > ws.lineage.current:
+        begun = m.IncarnationStarted(
+            run=message.run, incarnation=message.incarnation, step=message.step - 1, parent=ws.lineage.current
+        )
+        start_incarnation(ws, begun, now)
+        if ws.forked:
+            return  # the desk loads the run again and applies this message to it
+    if (message.incarnation, message.step) in ws.steps:
+        return
+    ws.steps[message.incarnation, message.step] = message.serial
+    ws.row(
+        "steps",
+        incarnation=message.incarnation,
+        step=message.step,
+        serial=message.serial,
+        committed_at=now,
+        metrics=dict(message.metrics),
+    )
+    survives = ws.lineage.survives(message.incarnation, message.step)
+    unknown = [group for group in message.groups if group not in ws.announced]
+    again = [group for group in message.groups if survives and group in ws.trained]
+    for group, age in message.groups.items():
+        if group in ws.announced and group not in again:
+            ws.row("trained", group_id=group, incarnation=message.incarnation, step=message.step, reported_age=age)
+    data = {"serial": message.serial, "groups": message.groups, "survives": survives, "unknown": unknown}
+    ws.event(now, "step.committed", str(message.step), message.incarnation, **data)
+    if unknown:
+        ws.alert("unknown_groups", "critical", "a step names groups that the ledger never announced", unknown)
+    if again:
+        ws.alert("trained_twice", "critical", "a step names groups that were trained before in this lineage", again)
+    if survives:
+        _survived(ws, message, now)
+
+
+def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
+    ws.tip = max(ws.tip, message.step)
+    ws.commits.append(now)
+    ws.last_work_at = now
+    late = []
+    for name in message.groups:
+        if name not in ws.announced:
+            continue
+        ws.trained.add(name)
+        ws.catalogue.take(ws.announced[name])  # trained is trained, even if the ledger had given the group up
+        group = ws.waiting.pop(name, None)
+        if group and group.oldest_versions and ws.config:
+            age = message.step - 1 - min(ws.position(version) for version in group.oldest_versions)
+            if age > ws.config.schedule.max_staleness:
+                late.append(f"{name}: {age} steps")
+    if late:
+        ws.alert("staleness_breach", "critical", f"step {message.step} trained samples older than the bound", late)
+
+
+def start_incarnation(ws: WorkingSet, message: m.IncarnationStarted, now: float) -> None:
+    """A newer trainer's word. An older one's, or the same again, changes nothing."""
+    if message.incarnation <= ws.lineage.current:
+        return
+    ws.row("incarnations", incarnation=message.incarnation, step=message.step, parent=message.parent, started_at=now)
+    ws.event(now, "incarnation.started", "", message.incarnation, step=message.step, parent=message.parent)
+    ws.head.incarnation = message.incarnation
+    ws.start_lineage([*ws.lineage.forks.values(), Fork(message.incarnation, message.step, message.parent)])
+    ws.forked = True
+
+
+def publish_policy(ws: WorkingSet, message: m.PolicyPublished, now: float) -> None:
+    if message.serial in ws.policies:
+        return
+    ws.policies[message.serial] = (message.incarnation, message.step, now)
+    ws.row(
+        "policies",
+        serial=message.serial,
+        incarnation=message.incarnation,
+        step=message.step,
+        parent=message.parent,
+        manifest=message.manifest,
+        published_at=now,
+    )
+    ws.event(now, "policy.published", str(message.serial), message.incarnation, step=message.step)
+
+
+def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
+    ws.replicas[message.replica] = ReplicaState(
+        message.pool, message.serial, message.ok, message.url, message.pause_s, now, message.reason[:2000]
+    )
+    ws.changes.replicas.add(message.replica)
+    ws.event(now, "policy.applied", message.replica, message.serial, ok=message.ok, pause_s=message.pause_s)
+
+
+# The run
+
+
+def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
+    head = ws.head
+    match message.action:
+        case "start":
+            if head.state is RunState.announced and _configure(ws, message, now, read_config):
+                _enter(ws, RunState.running, now)
+        case "reconfigure":
+            _configure(ws, message, now, read_config)
+        case "pause":
+            _enter(ws, RunState.paused, now)
+        case "resume":
+            if ws.config is None and not _configure(ws, message, now, read_config):
+                return
+            if message.config is not None and message.config != head.config:
+                _configure(ws, message, now, read_config)
+            if head.state in (RunState.stopping, RunState.finished):
+                for group in ws.waiting.values():  # a trainer that stopped may have forgotten what waits for it
+                    group.announced = None
+                    ws.touch(group)
+            _enter(ws, RunState.running, now)
+        case "stop":
+            _enter(ws, RunState.stopping, now, message.reason)
+        case "finished":
+            pass  # our own word
+
+
+def _enter(ws: WorkingSet, state: RunState, now: float, reason: str = "") -> None:
+    if state in RUN_MOVES[ws.head.state]:
+        ws.enter(state, now, reason)
+
+
+def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
+    """Reads and checks the configuration. A run that cannot be scheduled ends with the reason instead of hanging."""
+    if message.config is None:
+        raise Refused(f"run {message.run!r}: {message.action} without a configuration")
+    try:
+        config = read_config(message.config)
+    except UNREADABLE as error:
+        objections = [f"{message.config.key}: no readable run configuration: {error}"]
+    else:
+        objections = life.objections(config)
+        if config.run != message.run:
+            objections.append(
+                f"run: found {config.run!r}; allowed: {message.run!r}, which {message.config.key} was sent for"
+            )
+    if objections:
+        ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
+        if ws.config is None:
+            ws.enter(RunState.finished, now, "; ".join(objections))
+            ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="finished", reason=ws.head.reason))
+        return False
+    ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
+    ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)
+    return True

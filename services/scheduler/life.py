@@ -1,0 +1,72 @@
+"""The life of a run: what its budget allows, when it ends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from shared.contracts.run import RunConfig
+
+STEP_MARGIN = 1.5  # steps of time left when the run is stopped: the trainer finishes the one that it is in
+MARGIN_S = (2.0, 20.0)  # least and most of that, seconds
+HAND_STEPS = 4.0  # longest step so far × this: after so much silence the trainer has nothing in hand
+HAND_S = (5.0, 120.0)
+EXHAUSTED_S = 30.0  # the curator may still be making problems; after so long without any, the run is over
+
+
+def step_seconds(commits: Sequence[float], count: int = 8) -> list[float]:
+    """Seconds between the last commits, in order."""
+    tail = list(commits)[-count - 1 :]
+    return [later - earlier for earlier, later in pairwise(tail)]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`minutes`: of the clock that runs from the first request to the last publication and stands while paused."""
+
+    max_steps: int
+    minutes: float
+    groups_per_step: int
+
+    def spent(self, *, steps: int, clock_s: float, step_times: Sequence[float]) -> str:
+        """Why the run must stop now; empty: it goes on. It stops early enough that the step in the trainer's hands is
+        published within the minutes: `clock_s` and `step_times` are seconds."""
+        if self.max_steps and steps >= self.max_steps:
+            return f"{steps} of {self.max_steps} steps are done"
+        if self.minutes:
+            usual = median(step_times) if step_times else MARGIN_S[0]
+            margin = min(max(STEP_MARGIN * usual, MARGIN_S[0]), MARGIN_S[1], self.minutes * 30)
+            if clock_s >= self.minutes * 60 - margin:
+                return f"{self.minutes:g} minutes are over"
+        return ""
+
+    def uncovered(self, *, accepted: int, running: int) -> int | None:
+        """Groups still needed for `max_steps`; None: no limit."""
+        return max(0, self.max_steps * self.groups_per_step - accepted - running) if self.max_steps else None
+
+
+def hand_is_empty(*, waiting: int, groups_per_step: int, silent_s: float, step_times: Sequence[float]) -> bool:
+    """Whether a trainer that was told to stop can hold no step any more. `waiting`: ready, untrained groups;
+    `silent_s`: since it was told to stop or last committed, whichever came later."""
+    if waiting < groups_per_step:
+        return True
+    longest = max(step_times, default=HAND_S[1])
+    return silent_s > min(max(HAND_STEPS * longest, HAND_S[0]), HAND_S[1])
+
+
+def objections(config: RunConfig) -> list[str]:
+    """What makes a run configuration impossible to schedule: field, what was found, what is allowed."""
+    s = config.schedule
+    rules = (
+        ("group_size", s.group_size, 2 <= s.group_size <= 128, "2 to 128"),
+        ("group_min", s.group_min, 2 <= s.group_min <= s.group_size, f"2 to group_size ({s.group_size})"),
+        ("replacements", s.replacements, s.replacements >= 0, "0 or more"),
+        ("groups_per_step", s.groups_per_step, s.groups_per_step >= 1, "1 or more"),
+        ("max_staleness", s.max_staleness, s.max_staleness >= 0, "0 or more"),
+        ("lease_s", s.lease_s, s.lease_s > 0, "more than 0"),
+        ("max_steps", s.max_steps, s.max_steps >= 0, "0 (no limit) or more"),
+        ("minutes", s.minutes, s.minutes >= 0, "0 (no limit) or more"),
+    )
+    return [f"schedule.{name}: found {found}; allowed: {allowed}" for name, found, fine, allowed in rules if not fine]

@@ -1,0 +1,65 @@
+"""What to do with an attempt that was lost, and with a group of which not all survived. Pure.
+
+The reconciler is the one owner of redelivery: once a worker has acknowledged a request, only this gives it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from shared.ledger.transitions import AttemptState
+
+FIRST_DELAY_S = 0.5  # between the loss of an epoch and asking again; doubles, so that an outage is not burned through
+CANCEL_GRACE_S = 60.0  # an attempt told to submit has so long to do it
+
+Fate = Enum("Fate", "wait again fail")
+Closing = Enum("Closing", "open ready dropped")
+
+
+def fate(epoch: int, lost_for_s: float, replacements: int) -> Fate:
+    """Of a lost attempt: asked for again with epoch + 1, up to `replacements` times, then failed."""
+    if epoch >= replacements:
+        return Fate.fail
+    return Fate.again if lost_for_s >= FIRST_DELAY_S * 2**epoch else Fate.wait
+
+
+def overdue(
+    state: AttemptState,
+    *,
+    silent_s: float,
+    cancelled_s: float | None,
+    graded_s: float | None,
+    lease_s: float,
+    limit_s: float,
+    grading_limit_s: float,
+) -> str:
+    """Why a live attempt counts as lost now; empty: it does not. Seconds since its worker was heard of,
+    since it was told to submit (None: it was not), since it finished (None: it did not).
+
+    A request that nobody has claimed is the bus's to deliver, and never overdue.
+    """
+    if state is AttemptState.claimed:
+        if silent_s > lease_s:
+            return f"no heartbeat for {silent_s:.0f} s"
+        if cancelled_s is not None and cancelled_s > CANCEL_GRACE_S:
+            return f"did not submit within {CANCEL_GRACE_S:.0f} s of the limit of {limit_s:.0f} s"
+    if state is AttemptState.finished and graded_s is not None and graded_s > grading_limit_s:
+        return f"no verdict for {graded_s:.0f} s"
+    return ""
+
+
+def must_submit(state: AttemptState, running_s: float, cancelled: bool, limit_s: float) -> bool:
+    """At the hard time limit an attempt is ended and submitted as it is: scored and trained, never thrown away."""
+    return state is AttemptState.claimed and not cancelled and running_s > limit_s
+
+
+def closing(states: Sequence[AttemptState], group_min: int) -> Closing:
+    """Of a group: open while any member may still come; ready with at least `group_min` survivors, else dropped."""
+    survivors = 0
+    for state in states:
+        if state is AttemptState.scored:
+            survivors += 1
+        elif state not in (AttemptState.failed, AttemptState.dropped):
+            return Closing.open
+    return Closing.ready if survivors >= max(1, group_min) else Closing.dropped

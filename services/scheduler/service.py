@@ -1,0 +1,272 @@
+"""Wiring: waits for its turn to lead, then batch after batch: messages → desk (one transaction) → relay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.desk import Desk, Result
+from services.scheduler.leadership import Leadership
+from services.scheduler.relay import Relay
+from services.scheduler.store import Fenced, Store
+from services.scheduler.working_set import WorkingSet
+from shared.bus import Bus, Delivery
+from shared.bus.batching import batches
+from shared.contracts import topics as t
+from shared.contracts.run import Ref, RunConfig
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.telemetry import Health
+
+log = structlog.get_logger()
+
+CONSUMED = (
+    t.PROBLEMS_ADMITTED,
+    t.ATTEMPTS_PROGRESS,
+    t.ROLLOUTS_FINISHED,
+    t.ROLLOUTS_SCORED,
+    t.GROUPS_QUARANTINED,
+    t.STEPS_COMMITTED,
+    t.POLICIES_PUBLISHED,
+    t.POLICIES_APPLIED,
+    t.RUNS_CONTROL,
+)
+GROUP = "scheduler"
+IN_FLIGHT = 4  # batches' worth of messages taken and not acknowledged
+TICK_S = 1.0  # time passes without messages too: leases, budgets
+FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between attempts to reach a ledger or object store that is away
+PATIENCE_S = 5.0  # a gate that is closed for less is a gate that works
+KEEP_MESSAGES_S, PRUNE_EVERY_S = 3600.0, 600.0  # published rows of the outbox
+
+STORES = "the ledger or the object store"
+
+T = TypeVar("T")
+
+MESSAGES = Counter("etude_scheduler_messages_total", "Messages handled.", ["topic", "outcome"])
+BATCH = Histogram("etude_scheduler_batch_seconds", "Handling one batch, its transaction included.")
+GROUPS = Gauge("etude_scheduler_groups", "Groups by state.", ["run", "state"])
+ATTEMPTS = Gauge("etude_scheduler_attempts", "Attempts that are not over.", ["run"])
+LEADS = Gauge("etude_scheduler_leader", "1 while this process leads.")
+OUTBOX = Gauge("etude_scheduler_outbox_messages", "Committed messages that wait for the bus.")
+
+
+async def serve(
+    config: SchedulerConfig, engine: Engine, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event
+) -> None:
+    """Until `stop`. Leads, or waits to lead; when it is fenced it waits again."""
+    leadership = Leadership(engine, config.leadership_s, health.name)
+    while not stop.is_set():
+        term = await _turn(leadership, config.leadership_s, health, stop)
+        if term is None:
+            return
+        log.info("leading", term=term)
+        LEADS.set(1)
+        try:
+            await _Term(config, engine, bus, objects, health, leadership, term).run(stop)
+        except Fenced as why:
+            log.warning("fenced", why=str(why))
+        finally:
+            LEADS.set(0)
+    await asyncio.to_thread(leadership.leave)
+
+
+async def _turn(leadership: Leadership, lease_s: float, health: Health, stop: asyncio.Event) -> int | None:
+    """Waits until this process leads; None: it was told to stop first."""
+    waiting, delay = "", FIRST_DELAY_S
+    try:
+        while not stop.is_set():
+            try:
+                term = await asyncio.to_thread(leadership.try_lead)
+                if term is not None:
+                    return term
+                said = f"leadership, which {await asyncio.to_thread(leadership.holder)} has"
+                delay = lease_s / 6
+            except DBAPIError as error:
+                said, delay = f"the ledger: {error.orig}", min(LAST_DELAY_S, delay * 2)
+            if said != waiting:
+                health.clear(waiting)
+                health.wait_on(said)
+                waiting = said
+            await _pause(stop, delay)
+        return None
+    finally:
+        health.clear(waiting)
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+class _Term:
+    """One stretch of leading. A new one starts from the ledger alone."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        engine: Engine,
+        bus: Bus,
+        objects: Objects,
+        health: Health,
+        leadership: Leadership,
+        term: int,
+    ) -> None:
+        def read_config(ref: Ref) -> RunConfig:
+            try:
+                data = objects.get(ref)
+            except (ObjectMissing, ObjectDamaged):
+                raise
+            except Exception as error:  # each adapter has its own words for being away
+                raise OSError(f"the object store: {error}") from error
+            return msgspec.json.decode(data, type=RunConfig)
+
+        self.config, self.bus, self.health, self.leadership = config, bus, health, leadership
+        self.store = Store(engine)
+        self.desk = Desk(
+            self.store,
+            read_config,
+            term=term,
+            attempt_s=config.attempt_limit_s,
+            grading_s=config.grading_limit_s,
+            replica_patience_s=config.replica_patience_s,
+        )
+        self.relay = Relay(bus)
+        self.waits: dict[str, float] = {}  # what for -> since (monotonic)
+        self.pruned_at = time.monotonic()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        leave = asyncio.Event()
+        renewing = asyncio.create_task(self._renew(leave))
+        stopping = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: leave.set())
+        try:
+            self.relay.add(await self._patiently(self.store.pending))  # committed, and perhaps never published
+            async with contextlib.aclosing(self._inbound(leave)) as inbound:
+                async for batch in inbound:
+                    await self._handle(batch)
+            if renewing.done():
+                renewing.result()  # Fenced
+            await self._handle([])  # the last marks
+        finally:
+            for what in self.waits:
+                self.health.clear(what)
+            for task in (renewing, stopping):
+                task.cancel()
+            await asyncio.gather(renewing, stopping, return_exceptions=True)
+
+    async def _renew(self, leave: asyncio.Event) -> None:
+        """Ends the term when the lease is lost. A ledger that is away is waited for: nobody else can lead without it."""
+        try:
+            while True:
+                await asyncio.sleep(self.config.leadership_s / 4)
+                try:
+                    await asyncio.to_thread(self.leadership.renew)
+                except DBAPIError as error:
+                    log.warning("ledger_unavailable", error=str(error.orig))
+        finally:
+            leave.set()
+
+    async def _inbound(self, leave: asyncio.Event) -> AsyncGenerator[list[Delivery], None]:
+        """Batches, and an empty one when a tick passes without any."""
+        size = self.config.batch_size
+        deliveries = self.bus.deliveries(CONSUMED, group=GROUP, max_in_flight=IN_FLIGHT * size)
+        source = batches(deliveries, size, self.config.batch_linger_s)
+
+        async def following() -> list[Delivery]:
+            return await anext(source)
+
+        leaving = asyncio.create_task(leave.wait())
+        coming: asyncio.Task[list[Delivery]] | None = None
+        try:
+            while not leave.is_set():
+                coming = coming or asyncio.create_task(following())
+                await asyncio.wait({coming, leaving}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if coming.done():
+                    batch, coming = coming.result(), None
+                    yield batch
+                elif not leave.is_set():
+                    yield []
+        finally:
+            leaving.cancel()
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            await source.aclose()  # type: ignore[attr-defined]
+            await deliveries.aclose()  # type: ignore[attr-defined]
+
+    async def _handle(self, batch: Sequence[Delivery]) -> None:
+        """One batch until it is durable, however long the ledger is away."""
+        marks = self.relay.marks()
+
+        def handle() -> Result:
+            with BATCH.time():
+                return self.desk.handle(batch, time.time(), marks)
+
+        result = await self._patiently(handle)
+        self.relay.marked(marks)
+        for index, delivery in enumerate(batch):
+            refused = result.refused.get(index)
+            MESSAGES.labels(delivery.topic.name, "refused" if refused else "handled").inc()
+            if refused:
+                log.warning("refused", topic=delivery.topic.name, key=delivery.key, why=refused)
+                delivery.bury(refused)
+            else:
+                delivery.done()
+        self.relay.add(result.outbox)
+        if await self.relay.publish():
+            self.health.clear("the bus")
+        else:
+            self.health.wait_on("the bus")
+        self._report(result)
+        await self._prune()
+
+    async def _patiently(self, call: Callable[[], T]) -> T:
+        """In a thread, again and again while the stores are away. After a failed commit nobody knows whether it took
+        place; what it would have published is in the ledger then, and is fetched before anything else."""
+        delay, failed = FIRST_DELAY_S, False
+        while True:
+            try:
+                if failed:
+                    self.relay.add(await asyncio.to_thread(self.store.pending))
+                result = await asyncio.to_thread(call)
+                self.health.clear(STORES)
+                return result
+            except (DBAPIError, OSError) as error:
+                failed = True
+                self.health.wait_on(STORES)
+                log.warning("stores_unavailable", error=str(error), again_in_s=delay)
+                await asyncio.sleep(delay)
+                delay = min(LAST_DELAY_S, delay * 2)
+
+    async def _prune(self) -> None:
+        if time.monotonic() - self.pruned_at > PRUNE_EVERY_S:
+            self.pruned_at = time.monotonic()
+            await asyncio.to_thread(self.store.prune, time.time() - KEEP_MESSAGES_S, self.desk.term)
+
+    def _report(self, result: Result) -> None:
+        now = time.monotonic()
+        for what in [known for known in self.waits if known not in result.waits]:
+            del self.waits[what]
+            self.health.clear(what)
+        for what in result.waits:
+            if now - self.waits.setdefault(what, now) > PATIENCE_S:
+                self.health.wait_on(what)
+        OUTBOX.set(self.relay.waiting)
+        for ws in self.desk.sets.values():
+            _gauge(ws)
+
+
+def _gauge(ws: WorkingSet) -> None:
+    GROUPS.labels(ws.id, "open").set(len(ws.open))
+    GROUPS.labels(ws.id, "waiting").set(len(ws.waiting))
+    GROUPS.labels(ws.id, "trained").set(len(ws.trained))
+    ATTEMPTS.labels(ws.id).set(len(ws.attempts))

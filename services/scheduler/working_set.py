@@ -1,0 +1,382 @@
+"""One run in memory: what is unfinished, and the counters that decisions need. A cache of the ledger, never the truth.
+
+Complete, trained and dropped groups are not kept, only counted. Every change marks what it touched in `changes`, and the
+desk writes that in one transaction; after a failure the working set is thrown away and loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from services.scheduler import hardness
+from services.scheduler.gate import Gate
+from services.scheduler.lineage import Fork, Lineage
+from shared.contracts.messages import Alert, Effort, GroupMember, RolloutScored
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import ALERTS, Topic
+from shared.ledger.transitions import ENDS, AttemptState, GroupState, Place, RunState, move
+
+GROUPS_PER_PROBLEM = 3  # a problem whose groups were dropped or quarantined so often is left alone
+
+
+@dataclass(slots=True)
+class Attempt:
+    """`heard_at`, `lost_at`: seconds, in memory only. Leases begin anew with every scheduler, so that a scheduler that
+    was away takes nobody's silence for death."""
+
+    id: str
+    group: str
+    place: int
+    epoch: int
+    state: AttemptState
+    policy_floor: int
+    requested_at: float
+    heard_at: float
+    oldest_version: int | None = None
+    worker: str = ""
+    claimed_at: float | None = None
+    finished_at: float | None = None
+    cancelled_at: float | None = None
+    stop: str | None = None
+    seconds: float | None = None
+    trajectory: Ref | None = None
+    effort: Effort | None = None
+    reason: str = ""
+    lost_at: float = 0.0
+    reward: float | None = None
+    solved: bool = False
+
+    def told(self, epoch: int, state: AttemptState) -> bool:
+        """Moves the attempt if what it was told is ahead of where it is. False: nothing new (see transitions)."""
+        place = Place(self.epoch, self.state)
+        moved = move(place, Place(epoch, state))
+        self.epoch, self.state = moved
+        return moved != place
+
+    @property
+    def standing(self) -> int:
+        """The oldest serial that it can stand on: that of its tokens, or before the first the floor of its request."""
+        return self.policy_floor if self.oldest_version is None else self.oldest_version
+
+    def saw(self, version: int) -> bool:
+        """A version of one of its tokens. Only the oldest matters. True: it is older than all before."""
+        if version < 0 or (self.oldest_version is not None and self.oldest_version <= version):
+            return False
+        self.oldest_version = version
+        return True
+
+
+@dataclass(slots=True)
+class Group:
+    id: str
+    problem: str
+    number: int
+    draw: int
+    size: int
+    reward_config: str
+    requested_at: float
+    state: GroupState = GroupState.open
+    closed_at: float | None = None
+    sequence: int | None = None
+    announced: int | None = None
+    members: int = 0
+    solved: int = 0
+    turns: float = 0.0
+    thinking_tokens: float = 0.0
+    oldest_versions: list[int] = field(default_factory=list)
+    step: int = 0
+    reason: str = ""
+    attempts: list[Attempt] = field(default_factory=list)  # while it is open; a ready one loads them to be announced
+
+
+@dataclass(slots=True)
+class Head:
+    """The run's own row."""
+
+    run_id: str
+    state: RunState = RunState.announced
+    config: Ref | None = None
+    code_version: str = ""
+    pack_hash: str | None = None
+    incarnation: int = -1
+    created_at: float = 0.0
+    first_request_at: float | None = None
+    clock_started_at: float | None = None
+    spent_s: float = 0.0
+    stopped_at: float | None = None
+    finished_at: float | None = None
+    reason: str = ""
+    last_event: int = 0
+    last_message: int = 0
+    last_draw: int = 0
+    last_ready: int = 0
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    pool: str
+    serial: int
+    ok: bool
+    url: str
+    pause_s: float
+    applied_at: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Message:
+    """One row of the outbox."""
+
+    sequence: int
+    topic: Topic
+    key: str
+    message: msgspec.Struct
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one batch changed in one run. Rows are written whole, so only who changed is noted."""
+
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    verdicts: list[RolloutScored] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    outbox: list[Message] = field(default_factory=list)
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # table -> new rows, insert-only tables
+    replicas: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.attempts or self.groups or self.events or self.outbox or self.rows or self.replicas)
+
+
+def returns(state: GroupState, sequence: int | None, number: int) -> bool:
+    """Whether the problem of this group, if it is its last, may be asked for again."""
+    if number + 1 >= GROUPS_PER_PROBLEM:
+        return False
+    return state is GroupState.quarantined or (state is GroupState.dropped and sequence is None)
+
+
+class Catalogue:
+    """The run's problems: which may be drawn, and what hardness needs to know of them."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, int] = {}
+        self.ids: list[str] = []
+        self.packs: list[str] = []
+        self._kinds: dict[tuple[str, str], int] = {}
+        self._kind_names: list[tuple[str, str]] = []
+        self._kind: list[int] = []  # per problem
+        self.numbers: list[int] = []  # groups so far
+        self._free = np.zeros(0, dtype=bool)
+        self._fingerprints = np.zeros(0, dtype=np.uint64)
+
+    def add(self, problems: list[tuple[str, str, str, str]]) -> None:
+        """(id, category, cell, pack hash) of new problems."""
+        for problem, category, cell, pack in problems:
+            self.index[problem] = len(self.ids)
+            self.ids.append(problem)
+            self.packs.append(pack)
+            kind = self._kinds.setdefault((category, cell), len(self._kinds))
+            if kind == len(self._kind_names):
+                self._kind_names.append((category, cell))
+            self._kind.append(kind)
+            self.numbers.append(0)
+        self._free = np.concatenate([self._free, np.ones(len(problems), dtype=bool)])
+        prints = hardness.fingerprints([p[0] for p in problems])
+        self._fingerprints = np.concatenate([self._fingerprints, prints])
+
+    def __contains__(self, problem: str) -> bool:
+        return problem in self.index
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def free(self) -> int:
+        return int(self._free.sum())
+
+    def take(self, problem: str) -> None:
+        self._free[self.index[problem]] = False
+
+    def give_back(self, problem: str) -> None:
+        self._free[self.index[problem]] = True
+
+    def kind(self, problem: str) -> tuple[str, str]:
+        """(category, cell)."""
+        return self._kind_names[self._kind[self.index[problem]]]
+
+    def draw(self, estimates: hardness.Hardness | None, count: int, *, step: int, seed: int, number: int) -> list[str]:
+        """Free problems, without repetition; uniformly without `estimates`."""
+        free = np.flatnonzero(self._free)
+        if estimates is None:
+            weights = np.ones(len(free))
+        else:
+            categories, cells = zip(*self._kind_names, strict=True) if self._kind_names else ((), ())
+            weights = estimates.weights(categories, cells, step=step)[np.asarray(self._kind, dtype=np.int64)[free]]
+        chosen = hardness.draw(weights, self._fingerprints[free], count, seed=seed, number=number)
+        return [self.ids[i] for i in free[chosen]]
+
+
+class WorkingSet:
+    """See the module. `now` is passed to whatever needs a time; nothing here reads a clock."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.config: RunConfig | None = None
+        self.catalogue = Catalogue()
+        self.packs: dict[str, tuple[Ref, Ref]] = {}
+        self.hardness = hardness.Hardness()
+        self.open: dict[str, Group] = {}
+        self.attempts: dict[str, Attempt] = {}  # of open groups
+        self.waiting: dict[str, Group] = {}  # ready and untrained, in the ledger's order
+        self.announced: dict[str, str] = {}  # groups that were ever ready -> their problem
+        self.trained: set[str] = set()  # groups, in the surviving lineage
+        self.steps: dict[tuple[int, int], int] = {}  # (incarnation, step) -> serial, of every lineage
+        self.commits: list[float] = []  # times of the steps of the surviving lineage, in order
+        self.tip = 0  # its newest step
+        self.lineage = Lineage()
+        self.policies: dict[int, tuple[int, int, float]] = {}  # serial -> (incarnation, step, published at)
+        self.replicas: dict[str, ReplicaState] = {}
+        self.last_work_at = 0.0  # when there was something to do; in memory only
+        self.reconciled_at = 0.0  # in memory only
+        self.alerted: set[str] = set()
+        self.forked = False  # the lineage changed: this must be written and loaded again before anything else
+        self.changes = Changes()
+
+    @property
+    def id(self) -> str:
+        return self.head.run_id
+
+    # What decisions need to know
+
+    @property
+    def schedule_gate(self) -> Gate:
+        assert self.config
+        return Gate(self.config.schedule.max_staleness, self.config.schedule.groups_per_step)
+
+    def position(self, serial: int) -> int:
+        """A serial in steps of the surviving lineage. One whose publication was not heard of yet counts as the newest
+        known before it: older than it is, so that the gate errs on the safe side."""
+        known = self.policies.get(serial)
+        if known is None:
+            earlier = [s for s in self.policies if s < serial]
+            if not earlier:
+                return 0
+            known = self.policies[max(earlier)]
+        return self.lineage.position(known[0], known[1])
+
+    @property
+    def slots(self) -> int:
+        """Places used in the surviving lineage. A step that trained fewer groups than it may has used all its places."""
+        assert self.config
+        return max(len(self.trained), self.tip * self.config.schedule.groups_per_step)
+
+    @property
+    def accepted(self) -> int:
+        return self.slots + len(self.waiting)
+
+    def rotation(self, now: float, patience_s: float) -> dict[str, ReplicaState]:
+        """Replicas that serve rollouts. One that has not followed a publication for `patience_s` seconds is out: it is
+        dead or cut off, and requests carry a floor that keeps an older one from serving them."""
+        return {
+            name: replica for name, replica in self.replicas.items() if not self.left_rotation(replica, now, patience_s)
+        }
+
+    def left_rotation(self, replica: ReplicaState, now: float, patience_s: float) -> bool:
+        if not replica.ok or replica.pool != "rollout":
+            return True
+        following = self.policies.get(replica.serial + 1)  # serials are consecutive
+        return following is not None and now - max(following[2], replica.applied_at) > patience_s
+
+    def oldest(self) -> int | None:
+        """The oldest version of any running or ready, untrained attempt, in steps of the surviving lineage."""
+        serials = {a.standing for a in self.attempts.values() if a.state not in ENDS}
+        for group in self.waiting.values():
+            serials.update(group.oldest_versions)
+        return min((self.position(serial) for serial in serials), default=None)
+
+    def clock(self, now: float) -> float:
+        """Seconds on the budget's clock."""
+        started = self.head.clock_started_at
+        return self.head.spent_s + (max(0.0, now - started) if started is not None else 0.0)
+
+    def members(self, group: Group) -> list[GroupMember]:
+        survivors = [a for a in group.attempts if a.state in (AttemptState.scored, AttemptState.grouped)]
+        return [
+            GroupMember(
+                attempt=a.id, epoch=a.epoch, trajectory=a.trajectory, reward=a.reward, oldest_version=a.standing
+            )
+            for a in sorted(survivors, key=lambda a: a.place)
+            if a.trajectory is not None and a.reward is not None
+        ]
+
+    def live(self) -> Iterator[Attempt]:
+        return (a for a in self.attempts.values() if a.state not in ENDS)
+
+    # Noting what changed
+
+    def event(self, now: float, kind: str, subject: str, epoch: int = 0, **data: Any) -> None:
+        self.head.last_event += 1
+        self.changes.events.append(
+            {
+                "run_id": self.id,
+                "sequence": self.head.last_event,
+                "at": now,
+                "kind": kind,
+                "subject": subject,
+                "epoch": epoch,
+                "data": data,
+            }
+        )
+
+    def say(self, topic: Topic, key: str, message: msgspec.Struct) -> None:
+        self.head.last_message += 1
+        self.changes.outbox.append(Message(self.head.last_message, topic, key, message))
+
+    def enter(self, state: RunState, now: float, reason: str) -> None:
+        """The budget's clock stands unless the run is running; the first request of a stretch starts it."""
+        head = self.head
+        if head.clock_started_at is not None and state is not RunState.running:
+            head.spent_s, head.clock_started_at = self.clock(now), None
+        match state:
+            case RunState.running:
+                head.stopped_at = head.finished_at = None
+            case RunState.stopping:
+                head.stopped_at = now
+            case RunState.finished:
+                head.finished_at = now
+        head.state, head.reason = state, reason
+        self.last_work_at = now
+        self.event(now, f"run.{state.value}", "", head.last_event, reason=reason)
+
+    def row(self, table: str, **values: Any) -> None:
+        self.changes.rows.setdefault(table, []).append({"run_id": self.id, **values})
+
+    def touch(self, changed: Attempt | Group) -> None:
+        if isinstance(changed, Attempt):
+            self.changes.attempts[changed.id] = changed
+        else:
+            self.changes.groups[changed.id] = changed
+
+    def alert(
+        self, name: str, severity: Literal["info", "warning", "critical"], what: str, examples: list[str]
+    ) -> None:
+        """The same words are said once in a scheduler's life."""
+        if what not in self.alerted:
+            self.alerted.add(what)
+            alert = Alert(run=self.id, name=name, severity=severity, what=what, examples=examples[:8])
+            self.say(ALERTS, self.id, alert)
+
+    def release(self, group: Group) -> None:
+        """The problem of a group that was not trained may return, unless it keeps coming back, or the group was announced
+        and then given up: a trainer may still hold it."""
+        if returns(group.state, group.sequence, group.number):
+            self.catalogue.give_back(group.problem)
+
+    def start_lineage(self, forks: list[Fork]) -> None:
+        self.lineage = Lineage(forks)
