@@ -40,7 +40,7 @@ class AttemptKey(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose = Purpose.train
 
 
-class ProblemAdmitted(_Message, kw_only=True):
+class ProblemAdmitted(_Message, frozen=True, kw_only=True):
     """Batched: the pack is one object; `cells` maps problem id -> (category, relatives' cell)."""
 
     pack: Ref
@@ -48,7 +48,7 @@ class ProblemAdmitted(_Message, kw_only=True):
     problems: dict[str, tuple[str, str]]
 
 
-class RolloutRequested(_Message, kw_only=True):
+class RolloutRequested(_Message, frozen=True, kw_only=True):
     key: AttemptKey
     policy_floor: int  # lowest serial that may serve it
     reward_config: str
@@ -59,21 +59,21 @@ class RolloutRequested(_Message, kw_only=True):
     seed: int = 0
 
 
-class AttemptClaimed(_Message, kw_only=True):
+class AttemptClaimed(_Message, frozen=True, kw_only=True):
     """A worker holds the attempt; only now it acknowledges the request. From here only the reconciler gives it again."""
 
     key: AttemptKey
     worker: str
 
 
-class AttemptHeartbeat(_Message, kw_only=True):
+class AttemptHeartbeat(_Message, frozen=True, kw_only=True):
     """One per worker and interval, for all it holds: attempt -> (epoch, oldest version so far, or -1 before the first token)."""
 
     worker: str
     attempts: dict[str, tuple[int, int]]
 
 
-class AttemptCancel(_Message, kw_only=True):
+class AttemptCancel(_Message, frozen=True, kw_only=True):
     attempt: str | None = None  # None: all of the run
     mode: Literal["submit", "drop"] = "submit"
 
@@ -98,7 +98,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         return self.thinking_tokens + self.tool_call_tokens + self.final_tokens
 
 
-class RolloutFinished(_Message, kw_only=True):
+class RolloutFinished(_Message, frozen=True, kw_only=True):
     key: AttemptKey
     stop: StopReason
     trajectory: Ref
@@ -112,7 +112,7 @@ class RolloutFinished(_Message, kw_only=True):
     seconds: float
 
 
-class RolloutFailed(_Message, kw_only=True):
+class RolloutFailed(_Message, frozen=True, kw_only=True):
     """Infrastructure failed, in the rollout or in grading. Never a reward: the ledger asks again or marks `failed`."""
 
     key: AttemptKey
@@ -130,7 +130,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # the agent's doing, e.g. SyntaxError, Timeout
 
 
-class RolloutScored(_Message, kw_only=True):
+class RolloutScored(_Message, frozen=True, kw_only=True):
     key: AttemptKey
     verdict: Verdict
     reward: float
@@ -148,9 +148,10 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Ref
     reward: float
     oldest_version: int
+    solved: bool | None = None  # for the trainer's report; None: not said
 
 
-class GroupReady(_Message, kw_only=True):
+class GroupReady(_Message, frozen=True, kw_only=True):
     """A complete group. `sequence` is the ledger's order; an announcement may repeat: the trainer de-duplicates by `group`."""
 
     group: str
@@ -159,12 +160,12 @@ class GroupReady(_Message, kw_only=True):
     members: list[GroupMember]
 
 
-class GroupQuarantined(_Message, kw_only=True):
+class GroupQuarantined(_Message, frozen=True, kw_only=True):
     group: str
     reason: str
 
 
-class IncarnationStarted(_Message, kw_only=True):
+class IncarnationStarted(_Message, frozen=True, kw_only=True):
     """A trainer has claimed `incarnation`, which continues from `step`; groups trained after it by older ones are free again."""
 
     incarnation: int
@@ -172,7 +173,7 @@ class IncarnationStarted(_Message, kw_only=True):
     parent: int  # incarnation it forked from; -1 for the first
 
 
-class StepCommitted(_Message, kw_only=True):
+class StepCommitted(_Message, frozen=True, kw_only=True):
     """The step checkpoint or commit record that names `groups` is durable. A fact (group, incarnation, step)."""
 
     incarnation: int
@@ -182,7 +183,7 @@ class StepCommitted(_Message, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class PolicyPublished(_Message, kw_only=True):
+class PolicyPublished(_Message, frozen=True, kw_only=True):
     serial: int  # 0 is the base policy
     incarnation: int
     step: int
@@ -190,7 +191,7 @@ class PolicyPublished(_Message, kw_only=True):
     manifest: Ref
 
 
-class PolicyApplied(_Message, kw_only=True):
+class PolicyApplied(_Message, frozen=True, kw_only=True):
     """A replica serves `serial` now (or, ok=False, could not load it and left the rotation)."""
 
     replica: str
@@ -202,7 +203,7 @@ class PolicyApplied(_Message, kw_only=True):
     reason: str = ""
 
 
-class EvalRequested(_Message, kw_only=True):
+class EvalRequested(_Message, frozen=True, kw_only=True):
     eval: str
     serial: int
     pack: Ref
@@ -213,14 +214,14 @@ class EvalRequested(_Message, kw_only=True):
     sampling: Sampling = Sampling()
 
 
-class EvalFinished(_Message, kw_only=True):
+class EvalFinished(_Message, frozen=True, kw_only=True):
     eval: str
     serial: int
     report: Ref
     figures: dict[str, float]
 
 
-class RunControl(_Message, kw_only=True):
+class RunControl(_Message, frozen=True, kw_only=True):
     """start carries the configuration; `reconfigure` a new one. Every service reads this topic from its beginning."""
 
     action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure"]
@@ -228,7 +229,7 @@ class RunControl(_Message, kw_only=True):
     reason: str = ""
 
 
-class Alert(_Message, kw_only=True):
+class Alert(_Message, frozen=True, kw_only=True):
     name: str
     severity: Literal["info", "warning", "critical"]
     what: str

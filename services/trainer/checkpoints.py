@@ -1,0 +1,191 @@
+"""What makes a trainer's life durable: incarnations, claimed by a conditional put, and step checkpoints.
+
+runs/<run>/incarnations/<n>                      who continues what; created if absent
+runs/<run>/checkpoints/<n>-<step>/state.safetensors   masters, moments, by name
+runs/<run>/checkpoints/<n>-<step>/groups.json         ids of all groups that these weights were trained on
+runs/<run>/checkpoints/<n>-<step>/manifest.json       written last
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from services.trainer.lineage import Fork
+from shared.contracts.ids import checkpoint_prefix
+from shared.contracts.messages import StepCommitted
+from shared.contracts.run import Ref
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+
+FORMAT = "etude-step-1"
+KEEP = 2  # the newest, and one to fall back to if it is damaged
+
+log = structlog.get_logger()
+
+
+class Superseded(RuntimeError):
+    """A newer incarnation trains this run. This process must not publish any more, and ends."""
+
+
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+    incarnation: int
+    parent: int  # -1: none
+    step: int  # continued from here; 0: the base policy
+    trainer: str
+    claimed_at: float  # wall-clock seconds, for people
+
+
+class StepCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`committed`: what was, or should have been, announced about the step. A restart announces it again."""
+
+    format: str = FORMAT
+    run: str
+    incarnation: int
+    step: int
+    serial: int
+    state: Ref
+    groups: Ref
+    committed: StepCommitted
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where to go on. `checkpoint` None: from the base policy."""
+
+    checkpoint: StepCheckpoint | None
+    state: Mapping[str, Tensor] | None
+    trained: frozenset[str]
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def _incarnation_key(run: str, number: int) -> str:
+    return f"runs/{run}/incarnations/{number:06d}"
+
+
+def read_incarnations(objects: Objects, run: str) -> list[Incarnation]:
+    """All that were ever claimed, in order."""
+    keys = sorted(objects.list(f"runs/{run}/incarnations/"))
+    return [msgspec.json.decode(objects.get(objects.head(key)), type=Incarnation) for key in keys]
+
+
+def forks(incarnations: list[Incarnation]) -> dict[int, Fork]:
+    return {i.incarnation: Fork(i.parent, i.step) for i in incarnations}
+
+
+def claim(objects: Objects, run: str, trainer: str, resume: Resume) -> Incarnation:
+    """Takes the next incarnation. Two that claim at once get different numbers; the higher one wins."""
+    number = len(read_incarnations(objects, run))
+    while True:
+        # The first to continue a base policy without any checkpoint still has the incarnations before it as ancestors.
+        parent = resume.checkpoint.incarnation if resume.checkpoint else number - 1
+        mine = Incarnation(incarnation=number, parent=parent, step=resume.step, trainer=trainer, claimed_at=time.time())
+        if objects.put_if_absent(_incarnation_key(run, number), msgspec.json.encode(mine)) is not None:
+            return mine
+        number += 1
+
+
+def check_not_superseded(objects: Objects, mine: Incarnation, run: str) -> None:
+    """Raises Superseded. Called before anything of this incarnation becomes visible."""
+    try:
+        objects.head(_incarnation_key(run, mine.incarnation + 1))
+    except ObjectMissing:
+        return
+    raise Superseded(f"run {run}: incarnation {mine.incarnation} is superseded by {mine.incarnation + 1}")
+
+
+def write(
+    objects: Objects,
+    mine: Incarnation,
+    committed: StepCommitted,
+    state: Mapping[str, Tensor],
+    trained: frozenset[str] | set[str],
+    scratch: Path,
+) -> Ref:
+    """Durable when it returns; atomic: the manifest comes last. Older checkpoints beyond KEEP are deleted after it."""
+    prefix = checkpoint_prefix(committed.run, mine.incarnation, committed.step)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        path = Path(directory) / "state.safetensors"
+        save_file(dict(state), path)
+        state_ref = objects.put_file(f"{prefix}/state.safetensors", path)
+    groups_ref = objects.put(f"{prefix}/groups.json", msgspec.json.encode(sorted(trained)))
+    manifest = StepCheckpoint(
+        run=committed.run,
+        incarnation=mine.incarnation,
+        step=committed.step,
+        serial=committed.serial,
+        state=state_ref,
+        groups=groups_ref,
+        committed=committed,
+    )
+    check_not_superseded(objects, mine, committed.run)
+    ref = objects.put(f"{prefix}/manifest.json", msgspec.json.encode(manifest))
+    _prune(objects, committed.run)
+    return ref
+
+
+def _found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
+    """(incarnation, step, manifest key) of every whole checkpoint, the surviving one first.
+
+    The newest incarnation that has one: whatever an older one wrote after being superseded lies on a dead branch.
+    """
+    root, end = f"runs/{run}/checkpoints/", "/manifest.json"
+    found = []
+    for key in objects.list(root):
+        if key.endswith(end):
+            incarnation, step = key.removeprefix(root).removesuffix(end).split("-")
+            found.append((int(incarnation), int(step), key))
+    return sorted(found, reverse=True)
+
+
+def _prune(objects: Objects, run: str) -> None:
+    for _, _, key in _found(objects, run)[KEEP:]:
+        prefix = key.removesuffix("/manifest.json")
+        objects.delete(key)  # first, so that no half checkpoint looks whole
+        for other in list(objects.list(prefix + "/")):
+            objects.delete(other)
+
+
+def manifests(objects: Objects, run: str) -> Iterator[StepCheckpoint]:
+    """Readable checkpoints, the one to resume from first."""
+    for _, _, key in _found(objects, run):
+        try:
+            manifest = msgspec.json.decode(objects.get(objects.head(key)), type=StepCheckpoint)
+        except (ObjectMissing, ObjectDamaged, msgspec.DecodeError) as error:
+            log.warning("checkpoint_unreadable", run=run, key=key, reason=str(error))
+            continue
+        if manifest.format == FORMAT:
+            yield manifest
+
+
+def find(objects: Objects, run: str, scratch: Path) -> Resume:
+    """The newest checkpoint of the surviving lineage that is whole; a damaged one is passed over, with a warning."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    for manifest in manifests(objects, run):
+        try:
+            state = load_state(objects, manifest, scratch)
+            groups = msgspec.json.decode(objects.get(manifest.groups), type=list[str])
+        except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError) as error:
+            log.warning("checkpoint_damaged", run=run, step=manifest.step, reason=str(error))
+            continue
+        return Resume(manifest, state, frozenset(groups))
+    return Resume(None, None, frozenset())
+
+
+def load_state(objects: Objects, manifest: StepCheckpoint, scratch: Path) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        path = Path(directory) / "state.safetensors"
+        objects.get_file(manifest.state, path)
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}

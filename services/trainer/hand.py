@@ -1,0 +1,83 @@
+"""Groups in hand: announced, being fetched, ready to train. One per run; the order is that of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from services.trainer.samples import Sample, Untrainable
+from shared.contracts.messages import GroupReady
+
+log = structlog.get_logger()
+FIRST_DELAY_S, LAST_DELAY_S = 0.5, 30.0
+
+
+class Hand:
+    """`add` starts fetching at once, while the step before still trains. `changed` is set whenever something arrived."""
+
+    def __init__(
+        self,
+        load: Callable[[GroupReady], Sample],
+        untrainable: Callable[[GroupReady, str], Awaitable[None]],
+        *,
+        fetches: int,
+    ) -> None:
+        self._load, self._untrainable = load, untrainable
+        self._slots = asyncio.Semaphore(fetches)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._samples: dict[str, Sample | None] = {}  # None: on its way
+        self.changed = asyncio.Event()
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._samples
+
+    def __len__(self) -> int:
+        """Groups that are here."""
+        return sum(sample is not None for sample in self._samples.values())
+
+    def add(self, ready: GroupReady) -> None:
+        self._samples[ready.group] = None
+        self._tasks[ready.group] = asyncio.create_task(self._fetch(ready))
+
+    async def _fetch(self, ready: GroupReady) -> None:
+        """Tries until the store answers; what the store says about the group is final."""
+        delay = FIRST_DELAY_S
+        try:
+            while True:
+                try:
+                    async with self._slots:
+                        self._samples[ready.group] = await asyncio.to_thread(self._load, ready)
+                    return
+                except Untrainable as error:
+                    await self._untrainable(ready, str(error))
+                    self._samples.pop(ready.group, None)
+                    return
+                except OSError as error:
+                    log.warning("fetch_failed", run=ready.run, group=ready.group, reason=str(error), retry_s=delay)
+                    await asyncio.sleep(delay * random.uniform(0.5, 1.5))
+                    delay = min(2 * delay, LAST_DELAY_S)
+        except Exception as error:  # a bug of ours must not hide as a group that never comes
+            log.exception("group_unreadable", run=ready.run, group=ready.group)
+            await self._untrainable(ready, f"{type(error).__name__}: {error}")
+            self._samples.pop(ready.group, None)
+        finally:
+            self._tasks.pop(ready.group, None)
+            self.changed.set()
+
+    def take(self, count: int) -> list[Sample] | None:
+        """The first `count` groups, or None while the first `count` are not all here: order is kept, so that what is
+        trained does not depend on which fetch was faster."""
+        names = list(self._samples)[:count]
+        samples = [self._samples[name] for name in names]
+        if len(names) < count or any(sample is None for sample in samples):
+            return None
+        for name in names:
+            del self._samples[name]
+        return [sample for sample in samples if sample is not None]
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()

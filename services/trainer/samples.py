@@ -1,0 +1,116 @@
+"""A group's trajectories and routing from the object store, checked, as sequences to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.trainer.loss import advantages
+from services.trainer.packing import TrainSequence
+from shared.contracts.messages import GroupReady
+from shared.contracts.trajectory import Segment, Trajectory, unpack, unpack_routing
+from shared.model import ModelConfig
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+
+
+class Untrainable(ValueError):
+    """The group cannot be trained, now or ever; the text says why. It goes to quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A group in hand. `sequences` carry group index 0 until they join a batch; `versions`: serials that sampled them."""
+
+    ready: GroupReady
+    sequences: tuple[TrainSequence, ...]
+    versions: frozenset[int]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [member.reward for member in self.ready.members]
+
+    @property
+    def has_signal(self) -> bool:
+        return any(s.advantage != 0.0 for s in self.sequences)
+
+
+def load(objects: Objects, ready: GroupReady, model: ModelConfig, *, replay: bool) -> Sample:
+    """Raises Untrainable; an error of the store itself goes through, and the caller tries again."""
+    rewards = [member.reward for member in ready.members]
+    if len(rewards) < 2:
+        raise Untrainable(f"{len(rewards)} attempts; an advantage needs at least 2")
+    if not np.isfinite(rewards).all():
+        raise Untrainable(f"rewards {rewards}")
+    sequences: list[TrainSequence] = []
+    for member, advantage in zip(ready.members, advantages(rewards), strict=True):
+        try:
+            trajectory = unpack(objects.get(member.trajectory))
+            rows = _routing(objects, trajectory) if replay and model.num_moe_layers else None
+            sequences += _sequences(trajectory, rows, float(advantage), model)
+        except ObjectMissing as error:
+            raise Untrainable(f"attempt {member.attempt}: object {error} is missing") from None
+        except (ObjectDamaged, ValueError) as error:
+            raise Untrainable(f"attempt {member.attempt}: {error}") from None
+    if not sequences:
+        raise Untrainable("no attempt sampled a token")
+    versions = frozenset(int(v) for s in sequences for v in np.unique(s.versions_T[s.sampled_T]))
+    return Sample(ready, tuple(sequences), versions)
+
+
+def _routing(objects: Objects, trajectory: Trajectory) -> list[np.ndarray] | None:
+    if trajectory.routing is None:
+        return None
+    data = objects.get(trajectory.routing)
+    try:
+        return unpack_routing(data)
+    except Exception as error:  # zstd, safetensors and numpy each have their own
+        raise ValueError(f"routing: {error}") from None
+
+
+def _sequences(
+    trajectory: Trajectory, rows: Sequence[np.ndarray] | None, advantage: float, model: ModelConfig
+) -> list[TrainSequence]:
+    if not trajectory.temperature > 0:
+        raise ValueError(f"temperature {trajectory.temperature}; only sampled attempts can be trained")
+    if rows is not None and len(rows) != len(trajectory.segments):
+        raise ValueError(f"routing of {len(rows)} segments, expected {len(trajectory.segments)}")
+    found = []
+    for i, segment in enumerate(trajectory.segments):
+        if not segment.loss_mask.any():
+            continue
+        _check(segment, model)
+        experts = None if rows is None else _experts(rows[i], len(segment.tokens), model)
+        found.append(
+            TrainSequence(
+                group=0,
+                tokens_T=segment.tokens,
+                sampled_T=segment.loss_mask,
+                logprobs_T=segment.logprobs,
+                versions_T=segment.versions,
+                advantage=advantage,
+                temperature=trajectory.temperature,
+                experts_TLK=experts,
+            )
+        )
+    return found
+
+
+def _check(segment: Segment, model: ModelConfig) -> None:
+    if segment.tokens.min() < 0 or segment.tokens.max() >= model.vocab_size:
+        raise ValueError(
+            f"token ids {segment.tokens.min()}..{segment.tokens.max()}; allowed: 0..{model.vocab_size - 1}"
+        )
+    if segment.loss_mask[0]:
+        raise ValueError("the first token of a segment is marked as sampled")
+
+
+def _experts(rows: np.ndarray, tokens: int, model: ModelConfig) -> np.ndarray:
+    assert model.moe is not None
+    expected = (tokens - 1, model.num_moe_layers, model.num_experts_per_tok)
+    if rows.shape != expected:
+        raise ValueError(f"routing rows {rows.shape}, expected {expected}")
+    if rows.size and int(rows.max()) >= model.moe.num_experts:
+        raise ValueError(f"routed expert {int(rows.max())}; allowed: 0..{model.moe.num_experts - 1}")
+    return rows

@@ -1,0 +1,241 @@
+"""Wiring: runs.control and groups.ready in; versions, commits, quarantines and alerts out.
+
+One run at a time. Training runs in a thread of its own, so that health, metrics and fetching go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+import torch
+
+from services.trainer import metrics, samples
+from services.trainer.config import TrainerSettings
+from services.trainer.hand import Hand
+from services.trainer.training import Advance, Announcement, TrainingRun
+from shared.bus import Bus
+from shared.contracts.messages import Alert, GroupQuarantined, GroupReady, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import (
+    GROUPS_QUARANTINED,
+    GROUPS_READY,
+    POLICIES_PUBLISHED,
+    RUNS_CONTROL,
+    STEPS_COMMITTED,
+)
+from shared.objects import Objects
+from shared.telemetry import Health
+
+A_RUN, GROUPS = "a run to be started (runs.control)", "groups"
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class RunState:
+    """What runs.control says about a run."""
+
+    config: Ref | None = None
+    state: str = "running"  # running | paused | stopping | finished
+
+    def apply(self, message: RunControl) -> None:
+        match message.action:
+            case "start" | "resume":
+                self.state = "running"
+            case "pause":
+                self.state = "paused"
+            case "stop":
+                self.state = "stopping"
+            case "finished":
+                self.state = "finished"
+        if message.config is not None and self.config is None:
+            self.config = message.config  # what trains is fixed for the run; `reconfigure` is the scheduler's
+
+
+class Service:
+    def __init__(
+        self, settings: TrainerSettings, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event
+    ) -> None:
+        self.settings, self.bus, self.objects, self.health, self.stop = settings, bus, objects, health, stop
+        self.runs: dict[str, RunState] = {}
+        self.early: dict[str, OrderedDict[str, GroupReady]] = {}  # announced before the run is open here
+        self.hand: Hand | None = None
+        self.training: TrainingRun | None = None
+        self.changed = asyncio.Event()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="train")
+
+    async def serve(self) -> None:
+        self.health.wait_on(A_RUN)
+        torch.set_num_threads(self.settings.trainer_threads)
+        listeners = [asyncio.create_task(self._listen_control()), asyncio.create_task(self._listen_groups())]
+        work = asyncio.create_task(self._work())
+        try:
+            done, _ = await asyncio.wait([work, *listeners], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (work, *listeners):
+                task.cancel()
+            await asyncio.gather(work, *listeners, return_exceptions=True)
+            self.thread.shutdown()
+
+    # -- listening ---------------------------------------------------------------------------------------------------
+
+    async def _listen_control(self) -> None:
+        async for delivery in self.bus.deliveries([RUNS_CONTROL], group=None, max_in_flight=64):
+            message: RunControl = delivery.message
+            if not self.settings.trainer_run or message.run == self.settings.trainer_run:
+                self.runs.setdefault(message.run, RunState()).apply(message)
+            delivery.done()
+            self._wake()
+
+    async def _listen_groups(self) -> None:
+        """Acknowledged at once: the ledger announces again what a dead trainer had in hand (see the package's docstring)."""
+        async for delivery in self.bus.deliveries([GROUPS_READY], group="trainer", max_in_flight=256):
+            self._announced(delivery.message)
+            delivery.done()
+
+    def _announced(self, ready: GroupReady) -> None:
+        if self.training is None or self.training.run != ready.run or self.hand is None:
+            self.early.setdefault(ready.run, OrderedDict())[ready.group] = ready
+        elif self.training.knows(ready.group) or ready.group in self.hand:
+            metrics.REPEATED.labels(ready.run).inc()
+        else:
+            self.hand.add(ready)
+
+    def _wake(self) -> None:
+        self.changed.set()
+        if self.hand is not None:
+            self.hand.changed.set()
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        stopping = asyncio.create_task(self.stop.wait())
+        stopping.add_done_callback(lambda _: self._wake())
+        while not self.stop.is_set():
+            run = next((r for r, s in self.runs.items() if s.state != "finished" and s.config is not None), None)
+            if run is None:
+                self.health.wait_on(A_RUN)
+                self.changed.clear()
+                await self.changed.wait()
+                continue
+            self.health.clear(A_RUN)
+            with structlog.contextvars.bound_contextvars(run=run):
+                await self._train(run)
+
+    async def _in_thread(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """In the one training thread: torch keeps its thread setting and autograd its graph there."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: function(*arguments, **options))
+
+    async def _open(self, run: str) -> TrainingRun:
+        ref = self.runs[run].config
+        assert ref is not None
+        config = msgspec.json.decode(await asyncio.to_thread(self.objects.get, ref), type=RunConfig)
+
+        def build() -> TrainingRun:
+            torch.set_num_threads(self.settings.trainer_threads)
+            return TrainingRun(
+                self.objects,
+                config,
+                trainer=self.health.name,
+                cache=self.settings.state / "trainer",
+                device=self.settings.device,
+                zero_stage=self.settings.trainer_zero_stage,
+                mtp_stride=self.settings.trainer_mtp_stride,
+            )
+
+        training: TrainingRun = await self._in_thread(build)
+        await self._announce(training.opening)
+        metrics.INCARNATION.labels(run).set(training.mine.incarnation)
+        metrics.SERIAL.labels(run).set(training.serial)
+        log.info(
+            "incarnation_started", incarnation=training.mine.incarnation, step=training.step, serial=training.serial
+        )
+        return training
+
+    async def _train(self, run: str) -> None:
+        """From opening to the run's end or ours. A last checkpoint is written either way."""
+        self.health.wait_on("weights")
+        self.training = training = await self._open(run)
+        self.health.clear("weights")
+        model, replay = training.engine.model.config, training.config.train.router_replay
+        self.hand = hand = Hand(
+            lambda ready: samples.load(self.objects, ready, model, replay=replay),
+            self._untrainable,
+            fetches=self.settings.trainer_fetches,
+        )
+        for ready in self.early.pop(run, OrderedDict()).values():
+            self._announced(ready)
+        try:
+            while not self.stop.is_set() and self.runs[run].state != "finished":
+                hand.changed.clear()
+                batch = (
+                    None if self.runs[run].state == "paused" else hand.take(training.config.schedule.groups_per_step)
+                )
+                metrics.IN_HAND.labels(run).set(len(hand))
+                if batch is not None:
+                    self.health.clear(GROUPS)
+                    await self._step(training, batch)
+                    continue
+                if self.runs[run].state == "stopping":
+                    await self._checkpoint(training)  # what comes now may still make a batch, but need not
+                self.health.wait_on(GROUPS)
+                await hand.changed.wait()
+            await self._checkpoint(training)
+        finally:
+            self.health.clear(GROUPS)
+            hand.close()
+            self.hand = self.training = None
+
+    async def _step(self, training: TrainingRun, batch: list[samples.Sample]) -> None:
+        result: Advance = await self._in_thread(training.advance, batch)
+        await self._announce(result.others)
+        if result.published is None or result.committed is None:
+            return
+        await self.bus.publish(POLICIES_PUBLISHED, training.run, result.published)
+        if training.checkpoint_due:
+            await self._checkpoint(training)
+        await self.bus.publish(STEPS_COMMITTED, training.run, result.committed)
+        metrics.note_step(result.committed)
+        figures = result.committed.metrics
+        log.info(
+            "step",
+            step=training.step,
+            serial=training.serial,
+            reward=round(figures["reward_mean"], 4),
+            age=figures["age_max"],
+            seconds=round(figures["seconds_step"], 2),
+        )
+
+    async def _checkpoint(self, training: TrainingRun) -> None:
+        if training.has_uncheckpointed_steps:
+            await self._in_thread(training.checkpoint)
+
+    async def _untrainable(self, ready: GroupReady, reason: str) -> None:
+        if self.training is not None and self.training.run == ready.run:
+            self.training.quarantined.add(ready.group)
+        message = GroupQuarantined(run=ready.run, group=ready.group, reason=reason)
+        await self._announce([(GROUPS_QUARANTINED, message)])
+
+    async def _announce(self, messages: list[Announcement]) -> None:
+        await self.bus.publish_many([(topic, message.run, message) for topic, message in messages])  # type: ignore[attr-defined]
+        for _, message in messages:
+            if isinstance(message, GroupQuarantined):
+                metrics.QUARANTINED.labels(message.run).inc()
+                log.warning("group_quarantined", group=message.group, reason=message.reason)
+            elif isinstance(message, Alert):
+                metrics.ALERTS.labels(message.run, message.name).inc()
+                log.error(message.name, what=message.what, examples=message.examples)
+
+
+async def serve(settings: TrainerSettings, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event) -> None:
+    """Until `stop`, or Superseded: a newer trainer has taken the run."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await Service(settings, bus, objects, health, stop).serve()

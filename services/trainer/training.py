@@ -1,0 +1,294 @@
+"""One run in training: resume, step, publish, checkpoint. Blocking calls, no bus: `service` moves the messages.
+
+Order, and why no crash loses anything:
+1. incarnation claimed, masters restored; `opening` tells what a lost process may have failed to tell, then the new life;
+2. a step: fenced, trained, the version's objects put, then the manifest; only then the messages of the step;
+3. a checkpoint, if due, before the step's commit is announced: the message says what is durable or will be lost whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import structlog
+import torch
+
+from services.trainer import checkpoints, lineage
+from services.trainer.checkpoints import Superseded
+from services.trainer.engine import Engine
+from services.trainer.samples import Sample
+from services.trainer.step import Trainer
+from shared import weights
+from shared.contracts.ids import policy_prefix
+from shared.contracts.messages import (
+    Alert,
+    GroupQuarantined,
+    IncarnationStarted,
+    PolicyPublished,
+    StepCommitted,
+)
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import ALERTS, GROUPS_QUARANTINED, POLICIES_PUBLISHED, STEPS_COMMITTED, Topic
+from shared.model import Transformer, load_checkpoint
+from shared.objects import ObjectMissing, Objects
+from shared.weights.checkpoint_objects import download_directory
+
+Announcement = tuple[Topic, msgspec.Struct]
+MEASURE_REPLAY_EVERY = 20  # steps between measurements of the mismatch without router replay: one extra forward
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Advance:
+    """What a step leads to. `published` and then `committed` are to be announced, the checkpoint in between."""
+
+    published: PolicyPublished | None = None
+    committed: StepCommitted | None = None
+    others: list[Announcement] = field(default_factory=list)  # quarantines, alerts: any time
+
+
+class TrainingRun:
+    """Not thread-safe: one call at a time. Opening it claims an incarnation."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        config: RunConfig,
+        *,
+        trainer: str,
+        cache: Path,
+        device: str = "cpu",
+        zero_stage: int = 0,
+        mtp_stride: int = 4,
+    ) -> None:
+        self.objects, self.config, self.cache = objects, config, cache
+        self.run = config.run
+        torch.manual_seed(config.seed)
+        directory = download_directory(objects, config.base, cache / "base" / config.base.checksum)
+        model = load_checkpoint(directory, dtype=torch.float32).to(device)
+        reference = _frozen(load_checkpoint(directory, dtype=torch.float32).to(device)) if config.train.kl > 0 else None
+        self.engine = Engine(model, config.train, zero_stage=zero_stage)
+        self.trainer = Trainer(self.engine, config.train, reference=reference, mtp_stride=mtp_stride)
+        resume = checkpoints.find(objects, self.run, cache)
+        if resume.state is not None:
+            self.engine.load(resume.state)
+        self.step = resume.step
+        self.trained = set(resume.trained)
+        self.quarantined: set[str] = set()
+        self.mine = checkpoints.claim(objects, self.run, trainer, resume)
+        self.forks = checkpoints.forks(checkpoints.read_incarnations(objects, self.run))
+        self._positions: dict[int, tuple[int, int]] = {}
+        self._checkpointed = self.step
+        self._version: weights.Version | None = None
+        self._since_base = 0
+        self._last_committed: StepCommitted | None = resume.checkpoint.committed if resume.checkpoint else None
+        self._opening = self._open(resume)
+
+    @property
+    def serial(self) -> int:
+        """The version last published by this incarnation."""
+        assert self._version is not None
+        return self._version.serial
+
+    @property
+    def opening(self) -> list[Announcement]:
+        """To be announced once, in this order, before the first step."""
+        return self._opening
+
+    def knows(self, group: str) -> bool:
+        """Trained in this lineage, or found untrainable."""
+        return group in self.trained or group in self.quarantined
+
+    def _open(self, resume: checkpoints.Resume) -> list[Announcement]:
+        said: list[Announcement] = []
+        if resume.checkpoint is not None:
+            said.append((STEPS_COMMITTED, resume.checkpoint.committed))
+        elif (first := self._manifest(0)) is not None:
+            said.append((POLICIES_PUBLISHED, _publication(*first)))
+        begun = IncarnationStarted(
+            run=self.run, incarnation=self.mine.incarnation, step=self.step, parent=self.mine.parent
+        )
+        said.append((STEPS_COMMITTED, begun))
+        published = self._publish(as_base=True)
+        said.append((POLICIES_PUBLISHED, published))
+        return said
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def _publish(self, *, as_base: bool = False) -> PolicyPublished:
+        """Puts the version of the present masters into the object store; durable when it returns."""
+        bits = self.engine.published_bits()
+        base = as_base or self._version is None or self._since_base + 1 >= self.config.train.base_every
+        previous = None if base else self._version
+        while True:
+            checkpoints.check_not_superseded(self.objects, self.mine, self.run)
+            serial = self._version.serial + 1 if self._version else weights.highest_serial(self.objects, self.run) + 1
+            try:
+                ref = weights.publish(self.objects, self.run, serial, self.mine.incarnation, self.step, previous, bits)
+                break
+            except weights.SerialTaken:
+                # Only a process that has lost its claim takes a serial of ours after we looked, and only at our start.
+                if self._version is not None:
+                    raise Superseded(f"run {self.run}: somebody else published serial {serial}") from None
+        self._since_base = 0 if base else self._since_base + 1
+        parent = -1 if previous is None else previous.serial
+        self._version = weights.Version(serial, ref, bits)
+        self._positions[serial] = (self.mine.incarnation, self.step)
+        return PolicyPublished(
+            run=self.run, serial=serial, incarnation=self.mine.incarnation, step=self.step, parent=parent, manifest=ref
+        )
+
+    def _manifest(self, serial: int) -> tuple[weights.Manifest, Ref] | None:
+        try:
+            ref = self.objects.head(f"{policy_prefix(self.run, serial)}/manifest.json")
+            return weights.read_manifest(self.objects, ref), ref
+        except (ObjectMissing, weights.WeightsError):
+            return None
+
+    def _position(self, serial: int) -> tuple[int, int] | None:
+        """(incarnation, step) of a version; None: no manifest of this run names it."""
+        if serial not in self._positions:
+            found = self._manifest(serial)
+            if found is None:
+                return None
+            self._positions[serial] = (found[0].incarnation, found[0].step)
+        return self._positions[serial]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def age(self, sample: Sample) -> int | None:
+        """Greatest age of a token of the group in the next step; None: it names a version that this run never had."""
+        places = [self._position(serial) for serial in sample.versions]
+        if any(place is None for place in places):
+            return None
+        return max(lineage.age(self.forks, self.mine.incarnation, self.step + 1, p) for p in places if p is not None)
+
+    def advance(self, samples: Sequence[Sample]) -> Advance:
+        """Trains one step on these groups, in the ledger's order, and puts the new version. Raises Superseded.
+
+        Groups that cannot be trained are quarantined and left out; if none is left, no step is made.
+        """
+        checkpoints.check_not_superseded(self.objects, self.mine, self.run)
+        began = time.perf_counter()
+        result = Advance()
+        good: list[tuple[Sample, int]] = []
+        for sample in sorted(samples, key=lambda s: s.ready.sequence):
+            age = self.age(sample)
+            if age is None or age < 0:
+                self._quarantine(
+                    result, sample, f"sampled by versions {sorted(sample.versions)}: not of this run's past"
+                )
+                continue
+            good.append((sample, age))
+        if not good:
+            return result
+        self._watch_age(result, good)
+        batch = [replace(s, group=i) for i, (sample, _) in enumerate(good) for s in sample.sequences]
+        attempts = sum(len(sample.ready.members) for sample, _ in good)
+        measure = self.step % MEASURE_REPLAY_EVERY == 0
+        trained = self.trainer.train(batch, attempts, self.step + 1, measure_replay=measure)
+        if not trained.applied:
+            self._refuse(result, [sample for sample, _ in good])
+            return result
+        for index in trained.bad_groups:
+            self._quarantine(result, good[index][0], "log-probabilities are not finite")
+        kept = [pair for index, pair in enumerate(good) if index not in trained.bad_groups]
+        if not kept:
+            return result
+        self.step += 1
+        now = time.perf_counter()
+        result.published = self._publish()
+        metrics = trained.metrics | self._describe(kept) | {"seconds_publish": time.perf_counter() - now}
+        metrics["seconds_step"] = time.perf_counter() - began
+        self.trained |= {sample.ready.group for sample, _ in kept}
+        self._last_committed = result.committed = StepCommitted(
+            run=self.run,
+            incarnation=self.mine.incarnation,
+            step=self.step,
+            serial=self.serial,
+            groups={sample.ready.group: age for sample, age in kept},
+            metrics={name: float(value) for name, value in metrics.items() if np.isfinite(value)},
+        )
+        return result
+
+    def _quarantine(self, result: Advance, sample: Sample, reason: str) -> None:
+        self.quarantined.add(sample.ready.group)
+        message = GroupQuarantined(run=self.run, group=sample.ready.group, reason=reason)
+        result.others.append((GROUPS_QUARANTINED, message))
+
+    def _refuse(self, result: Advance, samples: Sequence[Sample]) -> None:
+        """A gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""
+        for sample in samples:
+            self._quarantine(result, sample, f"the gradient of step {self.step + 1} was not finite")
+        examples = [sample.ready.group for sample in samples][:5]
+        what = f"step {self.step + 1}: the gradient was not finite; {len(samples)} groups are quarantined"
+        alert = Alert(run=self.run, name="gradient_not_finite", severity="critical", what=what, examples=examples)
+        result.others.append((ALERTS, alert))
+
+    def _watch_age(self, result: Advance, good: Sequence[tuple[Sample, int]]) -> None:
+        """The gate paces so that this never happens: a breach is a bug, said aloud. The groups are trained all the same:
+        the importance weights know how far they are off."""
+        bound = self.config.schedule.max_staleness
+        late = [f"{sample.ready.group}: {age} steps" for sample, age in good if age > bound]
+        if late:
+            what = f"step {self.step + 1}: {len(late)} groups are older than {bound} steps"
+            alert = Alert(run=self.run, name="age_bound_breached", severity="critical", what=what, examples=late[:5])
+            result.others.append((ALERTS, alert))
+
+    @staticmethod
+    def _describe(kept: Sequence[tuple[Sample, int]]) -> dict[str, float]:
+        rewards = [sample.rewards for sample, _ in kept]
+        lengths = [len(s.tokens_T) for sample, _ in kept for s in sample.sequences]
+        sampled = [int(s.sampled_T.sum()) for sample, _ in kept for s in sample.sequences]
+        solved = [m.solved for sample, _ in kept for m in sample.ready.members if m.solved is not None]
+        known = {"solved_share": float(np.mean(solved))} if solved else {}
+        return known | {
+            "reward_mean": float(np.mean([np.mean(r) for r in rewards])),
+            "reward_best_mean": float(np.mean([max(r) for r in rewards])),
+            "signal_share": float(np.mean([sample.has_signal for sample, _ in kept])),
+            "age_mean": float(np.mean([age for _, age in kept])),
+            "age_max": float(max(age for _, age in kept)),
+            "length_mean": float(np.mean(lengths)),
+            "sampled_mean": float(np.mean(sampled)),
+            "attempts": float(sum(map(len, rewards))),
+        }
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_due(self) -> bool:
+        return self.step - self._checkpointed >= self.config.train.checkpoint_every
+
+    @property
+    def has_uncheckpointed_steps(self) -> bool:
+        return self.step > self._checkpointed
+
+    def checkpoint(self) -> None:
+        """Durable when it returns. Raises Superseded."""
+        assert self._last_committed is not None
+        checkpoints.write(self.objects, self.mine, self._last_committed, self.engine.state(), self.trained, self.cache)
+        self._checkpointed = self.step
+        log.info("checkpoint", run=self.run, step=self.step, incarnation=self.mine.incarnation)
+
+
+def _frozen(model: Transformer) -> Transformer:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _publication(manifest: weights.Manifest, ref: Ref) -> PolicyPublished:
+    return PolicyPublished(
+        run=manifest.run,
+        serial=manifest.serial,
+        incarnation=manifest.incarnation,
+        step=manifest.step,
+        parent=manifest.parent,
+        manifest=ref,
+    )
