@@ -21,7 +21,7 @@ from shared.contracts.ids import attempt_id
 from shared.contracts.messages import AttemptKey, EvalRequested, RolloutRequested, RolloutScored
 from shared.contracts.run import Purpose, Ref, Sampling
 
-FIRST_PAUSE_S = 5.0  # before an attempt that failed is asked for again; doubles
+FIRST_PAUSE_S = 2.0  # before an attempt that failed is asked for again; doubles
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

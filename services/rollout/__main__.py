@@ -14,7 +14,7 @@ from shared.telemetry import Health, configure_logs, draining
 async def run(settings: RolloutSettings) -> None:
     async with draining() as stop, Health("rollout", settings) as health:
         messages = bus.connect(settings.bus_url, client=health.name)
-        functions = sandbox.connect(settings.sandbox)
+        functions = sandbox.connect(settings.sandbox, settings.rollout_sandboxes)
         try:
             await serve(settings, messages, objects.connect(settings.objects_url), functions, health, stop)
         finally:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from shared.settings import ServiceSettings
 
 
 class RolloutSettings(ServiceSettings):
-    model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
-
-    sandbox: str = Field("bubblewrap", description="Where candidate code runs; see shared.sandbox.connect.")
+    sandbox: Literal["bubblewrap", "process"] = Field(
+        "bubblewrap", description="Where candidate code runs; a bare process only for code that you trust."
+    )
+    rollout_sandboxes: int = Field(2, ge=1, le=256, description="Visible tests that run at a time.")
     rollout_concurrency: int = Field(48, ge=1, le=4096, description="Attempts in hand at a time.")
     rollout_generate_s: float = Field(300.0, gt=0, description="Longest wait for one generation, in seconds.")
     rollout_pin_wait_s: float = Field(

@@ -39,7 +39,7 @@ from shared.sandbox import Functions
 from shared.telemetry import Health
 
 UNACKNOWLEDGED = 8  # requests that the bus may hand over ahead: more would keep them from idle workers
-HELD_RETRY_S = 5.0  # requests of a paused run come back so often
+HELD_RETRY_S = 2.0  # requests of a paused run come back so often
 UNREADY_RETRY_S = 1.0  # the run's objects could not be read
 HEARTBEAT_ATTEMPTS = 500  # about 60 bytes each: well below the size of a message
 REASON_CHARS = 2000
@@ -112,6 +112,7 @@ class Worker:
         """Takes a request only when there is a place for it."""
         deliveries = aiter(self.bus.deliveries([topics.ROLLOUTS_REQUESTED], "rollout", UNACKNOWLEDGED))
         while True:
+            await self.tests.ready()
             await self._slots.acquire()
             try:
                 delivery = await anext(deliveries)

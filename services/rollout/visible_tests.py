@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import structlog
 import xxhash
 
 from services.rollout import metrics
@@ -23,7 +24,11 @@ from shared.telemetry import Health
 
 WINDOW_S = 0.002
 REMEMBERED = 8192
-LOAD_ERRORS = frozenset({"Timeout", "MemoryError", "Died", "Killed"})
+CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))
+CANARY_EVERY_S = 5.0
+LOAD_ERRORS = frozenset({"Timeout", "MemoryError", "Died"})
+
+log = structlog.get_logger()
 
 
 class UnsupportedProblem(InfrastructureError):
@@ -34,9 +39,23 @@ class VisibleTests:
     def __init__(self, functions: Functions, health: Health) -> None:
         self._functions = functions
         self._health = health
+        self._works = False  # until a first run has shown it
         self._remembered: OrderedDict[bytes, Observation] = OrderedDict()
         self._waiting: list[tuple[FunctionRun, asyncio.Future[list[CallResult]]]] = []
         self._flushes: set[asyncio.Task[None]] = set()
+
+    async def ready(self) -> None:
+        """Returns once the sandbox works; while it does not, attempts must not be taken only to fail."""
+        while not self._works:
+            try:
+                await self._functions.run([CANARY])
+            except SandboxUnavailable as error:
+                self._health.wait_on("sandbox")
+                log.error("sandbox_unavailable", error=str(error))
+                await asyncio.sleep(CANARY_EVERY_S)
+            else:
+                self._works = True
+                self._health.clear("sandbox")
 
     async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
         """The first failing visible test. Raises InfrastructureError where the sandbox cannot run."""
@@ -55,6 +74,7 @@ class VisibleTests:
                 args=tuple(case.args for case in problem.visible),
                 limits=Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb),
                 forbidden_imports=origin_modules(problem),
+                stop_at_error=True,
             )
         )
         metrics.SANDBOX_RUNS.labels("sandbox").inc()
@@ -86,9 +106,9 @@ class VisibleTests:
             return
         try:
             answers = await self._functions.run([run for run, _ in batch])
-            self._health.clear("sandbox")
         except Exception as error:  # whatever broke, no attempt may hang on it
             if isinstance(error, SandboxUnavailable):
+                self._works = False
                 self._health.wait_on("sandbox")
             for _, future in batch:
                 if not future.done():

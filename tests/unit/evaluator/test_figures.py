@@ -18,10 +18,18 @@ def request(samples: int) -> EvalRequested:
     return EvalRequested(run="r", eval="e", serial=0, pack=PACK, pack_hidden=PACK, samples=samples)
 
 
-def results(problem: str, solved: list[bool], greedy: bool | None = None, tokens: int = 10, first: int = 0) -> list[Result]:
+def results(
+    problem: str, solved: list[bool], greedy: bool | None = None, tokens: int = 10, first: int = 0
+) -> list[Result]:
     made = [
         Result(
-            attempt=f"{problem}{i}", problem=problem, index=i, solved=s, first_edit=i < first, tokens=tokens, trajectory=PACK
+            attempt=f"{problem}{i}",
+            problem=problem,
+            index=i,
+            solved=s,
+            first_edit=i < first,
+            tokens=tokens,
+            trajectory=PACK,
         )
         for i, s in enumerate(solved)
     ]
@@ -31,7 +39,9 @@ def results(problem: str, solved: list[bool], greedy: bool | None = None, tokens
 
 
 def test_the_figures_are_means_over_problems() -> None:
-    table = rows(request(4), [*results("a", [True, True, True, False], True, first=2), *results("b", [False] * 4, False)])
+    table = rows(
+        request(4), [*results("a", [True, True, True, False], True, first=2), *results("b", [False] * 4, False)]
+    )
     f = figures(request(4), table)
     assert f["pass_at_1"] == pytest.approx(0.375)
     assert f["pass_at_1_low"] <= f["pass_at_1"] <= f["pass_at_1_high"]

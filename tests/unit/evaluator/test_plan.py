@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.evaluator.plan import FIRST_PAUSE_S, Plan, choose
-from shared.contracts.messages import AttemptKey, Effort, EvalRequested, RolloutRequested, RolloutScored, StopReason, Verdict
+from shared.contracts.messages import (
+    AttemptKey,
+    Effort,
+    EvalRequested,
+    RolloutRequested,
+    RolloutScored,
+    StopReason,
+    Verdict,
+)
 from shared.contracts.run import Ref, Sampling
 
 PACK = Ref(key="pack", size=1, checksum="0" * 32)

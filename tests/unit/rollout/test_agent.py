@@ -66,7 +66,14 @@ def run(made: Agent) -> StopReason:
 
 
 def edit(compact: Compact, line: int = 1, old: str = "-", new: str = "+") -> list[int]:
-    return [compact.edit, compact.line_token(line), *compact.encode(old), compact.got, *compact.encode(new), compact.end]
+    return [
+        compact.edit,
+        compact.line_token(line),
+        *compact.encode(old),
+        compact.got,
+        *compact.encode(new),
+        compact.end,
+    ]
 
 
 def test_a_repair_is_recorded_token_for_token(compact: Compact) -> None:
@@ -118,7 +125,12 @@ def test_calls_after_one_that_failed_do_nothing(compact: Compact) -> None:
     assert run(made) is StopReason.submitted
     assert made.workspace.files == {"f.py": FIXED}
     assert made.effort.broken_tool_calls == 1
-    assert [s.ok for s in made.recorder.segments()[0].spans if s.role in ("tool_call", "final")] == [False, False, True, True]
+    assert [s.ok for s in made.recorder.segments()[0].spans if s.role in ("tool_call", "final")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_what_is_submitted_at_a_cap_is_the_work_as_it_is(compact: Compact) -> None:

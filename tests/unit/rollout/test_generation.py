@@ -72,7 +72,13 @@ def test_what_cannot_be_recorded_exactly_is_refused(data: bytes, routing: Routin
 
 def test_which_layers_have_experts_is_read_from_the_models_configuration() -> None:
     deepseek = {"num_hidden_layers": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
-    qwen = {"num_hidden_layers": 4, "num_experts": 300, "num_experts_per_tok": 2, "mlp_only_layers": [0], "decoder_sparse_step": 1}
+    qwen = {
+        "num_hidden_layers": 4,
+        "num_experts": 300,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+    }
     assert RoutingShape.of({"num_hidden_layers": 4}) is None
     for config, experts in ((deepseek, 8), (qwen, 300)):
         assert RoutingShape.of(config) == RoutingShape(layers=4, moe_layers=(1, 2, 3), top_k=2, experts=experts)

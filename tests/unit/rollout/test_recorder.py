@@ -55,7 +55,9 @@ def test_any_sequence_of_turns_gives_segments_that_hold_the_invariants(prompt: l
     masks: list[list[bool]] = [[False] * len(prompt)]
     for i, t in enumerate(turns):
         assert recorder.context == sent[-1]
-        recorder.sampled(generation(sent[-1], t.sampled, t.version, recorder.rows), [Part(0, 1, "tool_call", "edit")], i)
+        recorder.sampled(
+            generation(sent[-1], t.sampled, t.version, recorder.rows), [Part(0, 1, "tool_call", "edit")], i
+        )
         sent[-1] += t.sampled
         masks[-1] += [True] * len(t.sampled)
         seen[-1] = list(sent[-1])

@@ -1,0 +1,253 @@
+"""A small platform for tests of rollout and evaluator: embedded bus and objects, one run with a pack, an engine over HTTP
+that speaks `/generate` and samples what a function of the prompt says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+from aiohttp import web
+
+from services.rollout.config import RolloutSettings
+from services.rollout.service import serve
+from services.trainer.base.tokenizer import train
+from shared import bus as buses
+from shared import objects as stores
+from shared import sandbox
+from shared.bus import Bus
+from shared.contracts import topics
+from shared.contracts.ids import attempt_id
+from shared.contracts.messages import AttemptKey, PolicyApplied, RolloutRequested
+from shared.contracts.run import Purpose, Ref, RunConfig, Sampling
+from shared.formats.compact import Compact
+from shared.formats.registry import load_format
+from shared.objects import Objects
+from shared.problems import Case, Problem
+from shared.telemetry import Health
+from shared.weights.checkpoint_objects import upload_directory
+
+RUN, LAYERS, K, EXPERTS = "r-test", 2, 2, 4
+Policy = Callable[[list[int]], list[int]]
+
+
+def problem(i: int) -> Problem:
+    return Problem(
+        id=f"p{i}",
+        files={"f.py": f"def f(a):\n    return a - {i}\n"},
+        entry="f",
+        visible=[Case(args="[1]", expected=str(1 + i))],
+        actual=[str(1 - i)],
+    )
+
+
+PROBLEMS = [problem(i) for i in range(1, 7)]
+
+
+def make_checkpoint(directory: Path) -> Compact:
+    """A checkpoint directory without weights: all that a rollout worker reads of one."""
+    directory.mkdir(parents=True)
+    sources = sorted((Path(__file__).parents[2] / "shared").rglob("*.py"))
+    lines = [line.strip() for path in sources for line in path.read_text().splitlines()]
+    train(lines, directory / "tokenizer.json", vocabulary=1024)
+    (directory / "etude.json").write_text(json.dumps({"format": "compact-1", "context": 512}))
+    config = {"num_hidden_layers": LAYERS, "num_experts": EXPERTS, "num_experts_per_tok": K}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").write_bytes(b"weights that no rollout worker needs")
+    made = load_format(directory)
+    assert isinstance(made, Compact)
+    return made
+
+
+def routing_of(sequence: list[int]) -> np.ndarray:
+    """[len - 1, L, K], a function of position and token."""
+    at = np.arange(len(sequence)) + np.array(sequence)
+    return ((at[:-1, None, None] + np.arange(LAYERS)[:, None] + np.arange(K)) % EXPERTS).astype("<i4")
+
+
+@dataclass
+class Engine:
+    """`serial` is what it serves. `free`: while clear, generations whose prompt fits `held` wait. `dead`: it answers nothing,
+    like a stopped process."""
+
+    policy: Policy
+    serial: int = 1
+    name: str = "engine"
+    pool: str = "rollout"
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    held: Callable[[list[int]], bool] = lambda _: True
+    dead: bool = False
+    failing: int = 0  # so many generations from now on are cut off in the middle
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        if self.held(body["input_ids"]):
+            self.waiting += 1
+            await self.free.wait()
+            self.waiting -= 1
+        await self.silence()
+        if self.failing:
+            self.failing -= 1
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        prompt = body["input_ids"]
+        full = self.policy(prompt)
+        sampled = full[: body["sampling_params"]["max_new_tokens"]]
+        start = body["routed_experts_start_len"]
+        experts = np.ascontiguousarray(routing_of(prompt + sampled)[start:])
+        meta = {
+            "output_token_logprobs": [[-0.5, token, None] for token in sampled],
+            "weight_version": str(self.serial),
+            "weight_versions": [{"version": str(self.serial), "start": 0, "end": len(sampled)}],
+            "routed_experts": base64.b64encode(experts.tobytes()).decode(),
+            "oldest_kv_version": self.serial,
+            "finish_reason": {"type": "stop" if len(sampled) == len(full) else "length"},
+        }
+        return web.json_response({"output_ids": sampled, "meta_info": meta})
+
+    async def health(self, _: web.Request) -> web.Response:
+        await self.silence()
+        return web.Response()
+
+    async def silence(self) -> None:
+        while self.dead:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    def applied(self) -> PolicyApplied:
+        return PolicyApplied(run=RUN, replica=self.name, url=self.url, pool=self.pool, serial=self.serial)  # type: ignore[arg-type]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Engine]:
+        app = web.Application()
+        app.add_routes([web.post("/generate", self.generate), web.get("/health", self.health)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+        try:
+            yield self
+        finally:
+            self.free.set()
+            self.dead = False
+            await runner.cleanup()
+
+
+@dataclass
+class Platform:
+    state: Path
+    chat: Compact
+    bus: Bus
+    objects: Objects
+    pack: Ref
+    counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    def repairs(self, prompt: list[int]) -> list[int]:
+        """Repairs at the first try, tests, submits what passes."""
+        chat = self.chat
+        if prompt[-3:] == [chat.obs, chat.passed, chat.end]:
+            return [chat.submit]
+        return [chat.edit, chat.line_token(1), *chat.encode("-"), chat.got, *chat.encode("+"), chat.end, chat.test]
+
+    def request(self, problem: str = "p1", **changes: Any) -> RolloutRequested:
+        n = next(self.counter)
+        key = AttemptKey(
+            attempt=changes.pop("attempt", attempt_id(RUN, "g", n)),
+            epoch=changes.pop("epoch", 0),
+            group=f"g{n}",
+            problem=problem,
+            purpose=changes.pop("purpose", Purpose.train),
+        )
+        whole: dict[str, Any] = {
+            "run": RUN,
+            "key": key,
+            "policy_floor": 0,
+            "reward_config": "default",
+            "sampling": Sampling(),
+            "pack": self.pack,
+            "pack_hidden": self.pack,
+            **changes,
+        }
+        return RolloutRequested(**whole)
+
+    async def ask(self, request: RolloutRequested) -> AttemptKey:
+        await self.bus.publish(topics.ROLLOUTS_REQUESTED, request.key.attempt, request)
+        return request.key
+
+    async def announce(self, *engines: Engine) -> None:
+        for engine in engines:
+            await self.bus.publish(topics.POLICIES_APPLIED, engine.name, engine.applied())
+
+    async def heard(self, topic: topics.Topic, count: int, until: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+        """The first `count` messages of a topic for which `until` holds, from its beginning."""
+        found: list[Any] = []
+        async with asyncio.timeout(30):
+            async for delivery in self.bus.deliveries([topic], None, 64):
+                delivery.done()
+                if until(delivery.message):
+                    found.append(delivery.message)
+                if len(found) == count:
+                    return found
+        raise AssertionError
+
+    async def acknowledged(self, topic: topics.Topic, group: str) -> None:
+        """Until the group has acknowledged all of the topic."""
+        async with asyncio.timeout(10):
+            while sum((await self.bus.lag([topic], group)).values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    @contextlib.asynccontextmanager
+    async def worker(self, name: str = "worker", **settings: Any) -> AsyncIterator[Health]:
+        """The rollout service, until the block ends; then it drains."""
+        quick = {"rollout_heartbeat_s": 0.1, "rollout_drain_s": 5.0}
+        config = RolloutSettings(state=self.state, name=name, **{**quick, **settings})
+        stop = asyncio.Event()
+        bus = buses.connect(config.bus_url, client=name)
+        functions = sandbox.connect("process", 2)
+        async with Health("rollout", config) as health:
+            serving = asyncio.create_task(serve(config, bus, self.objects, functions, health, stop))
+            try:
+                yield health
+            finally:
+                stop.set()
+                await serving
+                await functions.close()
+                await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def platform(state: Path, checkpoint: Path) -> AsyncIterator[Platform]:
+    bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+    objects = stores.connect(f"file:{state / 'objects'}")
+    pack = objects.put("pack", zstandard.compress(b"".join(msgspec.json.encode(p) + b"\n" for p in PROBLEMS)))
+    config = RunConfig(run=RUN, base=upload_directory(objects, "base", checkpoint), pack=pack, pack_hidden=pack)
+    objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(config))
+    chat = load_format(checkpoint)
+    assert isinstance(chat, Compact)
+    try:
+        yield Platform(state, chat, bus, objects, pack)
+    finally:
+        await bus.close()
+
+
+async def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
