@@ -49,7 +49,10 @@ class Format(Protocol):
     name: str
     vocab_size: int
     context: int  # tokens a segment may hold
-    stop_tokens: tuple[int, ...]  # a generation ends after any of these
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """A generation ends after any of these."""
 
     def prompt(self, problem: Problem, files: dict[str, str], summary: tuple[int, ...] = ()) -> list[int]:
         """The task as tokens, with the present state of the files. `summary`: ids of a self-summary, as they were."""
