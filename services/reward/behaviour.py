@@ -57,8 +57,7 @@ def broken_tool_call(seen: Seen) -> Finding:
         for i, span in seen.calls()
         if not span.ok
     ]
-    count = max(seen.trajectory.effort.broken_tool_calls, len(broken) and 1)
-    return Finding(float(count), broken[:MAX_EVIDENCE])
+    return Finding(float(seen.trajectory.effort.broken_tool_calls), broken[:MAX_EVIDENCE])
 
 
 def no_submit(seen: Seen) -> Finding:

@@ -16,7 +16,9 @@ from shared.contracts.messages import Alert, RolloutScored
 from shared.contracts.run import Purpose
 
 WINDOW = 256  # with it, the standard error of a share is at most 3 points
+COMPARE_EVERY = 16  # attempts
 EXAMPLES = 5
+SOLVED_NOISE = 0.02  # a pass rate that rises by less has not risen
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Sample:
     """One attempt, as far as drift shows in it."""
 
     attempt: str
-    reward: float
+    unconfirmed: float  # reward from anything but the tests
     solved: float
     untested: float
     no_submit: float
@@ -46,6 +48,7 @@ _BOUNDS: dict[str, tuple[float, str, str]] = {
 class _Watch:
     first: list[Sample] = field(default_factory=list)
     latest: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    seen: int = 0
     sounding: set[str] = field(default_factory=set)
 
 
@@ -60,7 +63,7 @@ class DriftWatch:
         watch = self._watches.setdefault((scored.run, scored.reward_config), _Watch())
         sample = Sample(
             attempt=scored.key.attempt,
-            reward=scored.reward,
+            unconfirmed=scored.reward - scored.terms.get("solved", 0.0),
             solved=float(scored.verdict.solved),
             untested=float("untested_submit" in findings),
             no_submit=float("no_submit" in findings),
@@ -71,7 +74,8 @@ class DriftWatch:
             watch.first.append(sample)
             return []
         watch.latest.append(sample)
-        if len(watch.latest) < WINDOW or len(watch.latest) % 16:
+        watch.seen += 1
+        if len(watch.latest) < WINDOW or watch.seen % COMPARE_EVERY:
             return []
         return self._compare(scored.run, watch)
 
@@ -79,14 +83,15 @@ class DriftWatch:
         was, now = _figures(watch.first), _figures(watch.latest)
         change = {name: now[name] - was[name] for name in ("untested", "no_submit", "broken")}
         change["longer"] = now["tokens"] / max(1.0, was["tokens"]) - 1.0
-        change["divergence"] = (now["reward"] - was["reward"]) - max(0.0, now["solved"] - was["solved"])
+        better = now["solved"] - was["solved"] > SOLVED_NOISE
+        change["divergence"] = 0.0 if better else now["unconfirmed"] - was["unconfirmed"]
         alerts = []
         for name, (bound, alert, text) in _BOUNDS.items():
             if change[name] <= bound / 2:
                 watch.sounding.discard(name)
             elif change[name] > bound and name not in watch.sounding:
                 watch.sounding.add(name)
-                figure = {"longer": "tokens", "divergence": "reward"}.get(name, name)
+                figure = {"longer": "tokens", "divergence": "unconfirmed"}.get(name, name)
                 what = f"the policy {text}: {was[figure]:.2f} in the first {WINDOW} attempts, {now[figure]:.2f} in the latest"
                 examples = _examples(watch.latest, figure)
                 alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
@@ -94,13 +99,11 @@ class DriftWatch:
 
 
 def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, float]:
-    names = ("reward", "solved", "untested", "no_submit", "broken", "tokens")
+    names = ("unconfirmed", "solved", "untested", "no_submit", "broken", "tokens")
     return {name: fmean(getattr(sample, name) for sample in samples) for name in names}
 
 
 def _examples(samples: deque[Sample], figure: str) -> list[str]:
     """The attempts in which it shows most; of equal ones the latest."""
-    shown = sorted(
-        reversed(samples), key=lambda s: getattr(s, figure) - (s.solved if figure == "reward" else 0.0), reverse=True
-    )
+    shown = sorted(reversed(samples), key=lambda sample: getattr(sample, figure), reverse=True)
     return [sample.attempt for sample in shown[:EXAMPLES]]

@@ -81,6 +81,7 @@ def finished(
         stop=stop,
         trajectory=trajectory,
         reward_config=request.reward_config,
+        pack=request.pack,
         pack_hidden=request.pack_hidden,
         effort=agent.effort,
         oldest_version=agent.recorder.oldest_version,

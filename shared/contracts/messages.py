@@ -103,6 +103,7 @@ class RolloutFinished(_Message, frozen=True, kw_only=True):
     stop: StopReason
     trajectory: Ref
     reward_config: str
+    pack: Ref | None = None  # the public part that the problem was taken from; None: the run's configuration knows
     pack_hidden: Ref
     effort: Effort
     oldest_version: int  # oldest serial among the sampled tokens

@@ -1,0 +1,231 @@
+"""The graders as the service sees them: attempts in, verdicts out. Batches, patience, second chances.
+
+Invariants:
+- An attempt ends with a verdict or with GradingFailed, whatever becomes of single jobs; answers that come late still count.
+- Silence is no failure of an attempt while all graders are silent: it is asked for again and again. Only an attempt whose
+  jobs stay unanswered while others are being answered (it seems to kill its grader) is given up.
+- Reported failures of infrastructure are counted; after `tries` the attempt is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from services.reward import metrics
+from services.reward.jobs import ANSWERS, QUEUE, TASK, Answer, Graded, Item, Job, celery_app
+from shared.objects import ObjectMissing, Objects
+from shared.telemetry import Health
+
+LOOK_S = 0.05  # between looks for an answer, while any is outstanding
+FIRST_DELAY_S, LAST_DELAY_S = 1.0, 15.0  # after a reported failure; doubles
+MAX_SILENT = 4  # unanswered jobs of one attempt, alone in its job after the first
+FORGET_AFTER = 20  # patiences; then an unanswered job is not looked for any more
+
+log = structlog.get_logger()
+
+
+class GradingFailed(Exception):
+    """Infrastructure, not the attempt: there is no verdict and there will be none."""
+
+
+class Jobs(Protocol):
+    async def send(self, job: Job) -> None:
+        """Durable in the queue when it returns."""
+
+    async def close(self) -> None: ...
+
+
+class CeleryJobs:
+    """One thread does the sending: Celery's producer is blocking and wants to be used by one."""
+
+    def __init__(self, url: str) -> None:
+        self._app = celery_app(url)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="celery")
+
+    async def send(self, job: Job) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, msgspec.to_builtins(job))
+
+    def _send(self, job: object) -> None:
+        self._app.send_task(TASK, args=[job], queue=QUEUE, retry=False)
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._app.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    item: Item
+    future: asyncio.Future[Graded]
+    failures: int = 0
+    silent: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    key: str
+    pending: list[_Pending]
+    at: float
+    answers_before: int
+    given_again: bool = False
+
+
+@dataclass(slots=True)
+class Graders:
+    """`async with Graders(...)` runs the background work; `grade` may be called by any number of tasks."""
+
+    jobs: Jobs
+    objects: Objects
+    health: Health
+    batch: int
+    linger_s: float
+    patience_s: float
+    tries: int
+    _waiting: asyncio.Queue[_Pending] = field(default_factory=asyncio.Queue)
+    _sent: list[_Sent] = field(default_factory=list)
+    _any_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    _answers: int = 0
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Graders:
+        await asyncio.to_thread(self._sweep)
+        self._tasks = [asyncio.create_task(self._send_batches()), asyncio.create_task(self._look())]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def grade(self, item: Item) -> Graded:
+        """Raises GradingFailed."""
+        pending = _Pending(item, asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(pending)
+        return await pending.future
+
+    @property
+    def _prefix(self) -> str:
+        return f"{ANSWERS}/{self.health.name}"
+
+    def _sweep(self) -> None:
+        """Answers to a former life of this replica: its attempts come again from the bus, and find their verdicts."""
+        with contextlib.suppress(OSError):
+            for key in list(self.objects.list(f"{self._prefix}/")):
+                self.objects.delete(key)
+
+    async def _send_batches(self) -> None:
+        while True:
+            batch = [await self._waiting.get()]
+            deadline = time.monotonic() + self.linger_s
+            while len(batch) < self.batch and not batch[0].silent:
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        following = await self._waiting.get()
+                except TimeoutError:
+                    break
+                if following.silent:  # a suspect grades alone, so that it takes nobody along
+                    await self._send([following])
+                else:
+                    batch.append(following)
+            await self._send(batch)
+
+    async def _send(self, pending: list[_Pending]) -> None:
+        sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", pending, time.monotonic(), self._answers)
+        delay = 0.1
+        while True:
+            try:
+                await self.jobs.send(Job(answer_key=sent.key, items=[p.item for p in pending]))
+                break
+            except Exception as error:  # whatever the broker's client raises: the queue is away
+                log.warning("jobs_unavailable", error=f"{type(error).__name__}: {error}")
+                self.health.wait_on("jobs")
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(LAST_DELAY_S, delay * 2)
+        self.health.clear("jobs")
+        metrics.JOBS.inc()
+        sent.at = time.monotonic()
+        self._sent.append(sent)
+        self._any_sent.set()
+
+    async def _look(self) -> None:
+        while True:
+            if not self._sent:
+                self._any_sent.clear()
+                await self._any_sent.wait()
+            await asyncio.sleep(LOOK_S)
+            try:
+                answers = await asyncio.to_thread(self._read, [sent.key for sent in self._sent])
+            except Exception as error:  # the object store is away; the answers will not run away
+                log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}")
+                self.health.wait_on("objects")
+                await asyncio.sleep(FIRST_DELAY_S)
+                continue
+            self.health.clear("objects")
+            now = time.monotonic()
+            for sent in list(self._sent):
+                if (answer := answers.get(sent.key)) is not None:
+                    self._sent.remove(sent)
+                    self._settle(sent, answer)
+                elif not sent.given_again and now - sent.at > self.patience_s:
+                    self._give_again(sent)
+                elif now - sent.at > FORGET_AFTER * self.patience_s:
+                    self._sent.remove(sent)
+
+    def _read(self, keys: list[str]) -> dict[str, Answer]:
+        found = {}
+        for key in keys:
+            try:
+                found[key] = msgspec.json.decode(self.objects.get(self.objects.head(key)), type=Answer)
+            except ObjectMissing:
+                continue
+            self.objects.delete(key)
+        return found
+
+    def _settle(self, sent: _Sent, answer: Answer) -> None:
+        self._answers += 1
+        self.health.clear("graders")
+        for pending, result in zip(sent.pending, answer.results, strict=True):
+            if pending.future.done():
+                continue
+            if isinstance(result, Graded):
+                pending.future.set_result(result)
+                continue
+            pending.failures += 1
+            if pending.failures >= self.tries:
+                pending.future.set_exception(GradingFailed(result))
+                continue
+            delay = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** (pending.failures - 1))
+            log.warning("grading_failed", attempt=pending.item.key.attempt, reason=result, again_in_s=delay)
+            asyncio.get_running_loop().call_later(delay, self._again, pending)
+
+    def _give_again(self, sent: _Sent) -> None:
+        sent.given_again = True
+        others_answered = self._answers > sent.answers_before
+        if not others_answered:
+            self.health.wait_on("graders")
+        log.warning("grading_overdue", attempts=len(sent.pending), others_answered=others_answered)
+        for pending in sent.pending:
+            if pending.future.done():
+                continue
+            pending.silent += others_answered
+            if pending.silent >= MAX_SILENT:
+                reason = (
+                    f"{pending.silent} grading jobs went unanswered while others were answered: does it kill graders?"
+                )
+                pending.future.set_exception(GradingFailed(reason))
+            else:
+                self._again(pending)
+
+    def _again(self, pending: _Pending) -> None:
+        if not pending.future.done():
+            self._waiting.put_nowait(pending)

@@ -1,0 +1,75 @@
+"""What the reward service and its graders say to each other: jobs by Celery, results by the object store.
+
+Celery is a pool of hands, never the record. A job names attempts; what comes of it is one object per attempt, the verdict
+(put if absent: the first one wins), and one per job, the answer, which the service reads, acts on and deletes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from celery import Celery
+
+from services.reward import embedded_queue
+from services.reward.behaviour import Finding
+from shared.contracts.ids import attempt_prefix
+from shared.contracts.messages import AttemptKey, Verdict
+from shared.contracts.run import Ref
+
+QUEUE = "grading"
+TASK = "etude.grade"
+ANSWERS = "grading"  # prefix of the answers in the object store
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to grade. `pack`: the public part of its problems; None where the message did not say."""
+
+    run: str
+    key: AttemptKey
+    trajectory: Ref
+    pack: Ref | None
+    pack_hidden: Ref
+
+    @property
+    def verdict_key(self) -> str:
+        return f"{attempt_prefix(self.run, self.key.attempt, self.key.epoch)}/verdict.json"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    answer_key: str
+    items: list[Item]
+
+
+class Graded(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict object of an attempt. `findings`: behaviour terms that found something, with evidence."""
+
+    verdict: Verdict
+    findings: dict[str, Finding] = {}
+    grader: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Per item, in order: what was graded, or the reason why infrastructure kept it from being."""
+
+    results: list[Graded | str]
+
+
+def celery_app(url: str) -> Celery:
+    """The broker alone: no results, no events, no remote control (each would be another queue to poll)."""
+    app = Celery("etude.grading", broker=embedded_queue.broker_url(url), set_as_current=False)
+    app.conf.update(
+        task_default_queue=QUEUE,
+        task_ignore_result=True,
+        task_store_errors_even_if_ignored=False,
+        task_serializer="json",
+        accept_content=["json"],
+        # Redis: a killed worker's job would come again after the visibility time-out. The service gives it again sooner.
+        task_acks_late=False,
+        worker_prefetch_multiplier=1,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+        enable_utc=True,
+    )
+    return app
