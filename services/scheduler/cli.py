@@ -1,0 +1,176 @@
+"""`etude ledger`: audit and show what became of every attempt of a run."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Engine, func, select
+from sqlalchemy.exc import DBAPIError
+
+from services.scheduler import audit as audits
+from services.scheduler.audit import Report, UnknownRun
+from services.scheduler.config import SchedulerConfig
+from shared import ledger
+from shared import objects as stores
+from shared.contracts.run import Ref, RunConfig
+from shared.ledger.models import Event, Group, Run, Step
+from shared.objects import ObjectDamaged, ObjectMissing
+
+app = typer.Typer(
+    no_args_is_help=True, help="Audit and show what became of every attempt.", pretty_exceptions_enable=False
+)
+
+RunArgument = Annotated[str, typer.Argument(help="The run's id; left out: the newest.")]
+State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SHOWN = 10  # rows of a finding that a table shows
+
+
+def _settings(state: Path) -> SchedulerConfig:
+    return SchedulerConfig(state=state)
+
+
+def _open(settings: SchedulerConfig) -> Engine:
+    try:
+        engine = ledger.connect(settings.ledger_url, read_only=True)
+        ledger.require_current(engine)
+    except (ledger.LedgerMissing, ledger.LedgerOutdated, ValueError) as error:
+        raise _refuse(str(error)) from None
+    except DBAPIError as error:
+        raise _refuse(f"the ledger cannot be read: {error.orig}") from None
+    return engine
+
+
+def _refuse(text: str) -> typer.Exit:
+    typer.echo(text, err=True)
+    return typer.Exit(2)
+
+
+def _named(engine: Engine, run: str) -> str:
+    try:
+        return run or audits.latest(engine)
+    except UnknownRun as error:
+        raise _refuse(str(error)) from None
+
+
+def _bound(engine: Engine, run: str, settings: SchedulerConfig) -> int | None:
+    """The run's staleness bound, from its configuration. None when that is gone."""
+    with engine.begin() as connection:
+        config = connection.execute(select(Run.config).where(Run.run_id == run)).scalar()
+    if not isinstance(config, Ref):
+        return None
+    try:
+        data = stores.connect(settings.objects_url).get(config)
+        return msgspec.json.decode(data, type=RunConfig).schedule.max_staleness
+    except (ObjectMissing, ObjectDamaged, msgspec.MsgspecError, OSError):
+        return None
+
+
+@app.command()
+def audit(run: RunArgument = "", state: State = Path(".etude"), as_json: AsJson = False) -> None:
+    """Check every promise about a run: nothing lost, nothing trained twice, nothing older than its bound.
+
+    Exit code 0: all kept. 1: violations, printed with their rows. 2: the ledger or the run cannot be read.
+    """
+    settings = _settings(state)
+    engine = _open(settings)
+    name = _named(engine, run)
+    bound = _bound(engine, name, settings)
+    try:
+        report = audits.audit(engine, name, max_staleness=bound)
+    except UnknownRun as error:
+        raise _refuse(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps({**report.as_dict(), "max_staleness": bound}, indent=1))
+    else:
+        _print(report, bound)
+    raise typer.Exit(0 if report.sound else 1)
+
+
+def _print(report: Report, bound: int | None) -> None:
+    console = Console()
+    table = Table(title=f"{report.run} ({report.state})", title_justify="left")
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    for topic, number in report.counts.items():
+        table.add_row(topic, f"{number:,}")
+    for word, number in report.groups.items():
+        table.add_row(f"groups {word}", f"{number:,}")
+    for word, number in report.attempts.items():
+        table.add_row(f"attempts {word}", f"{number:,}")
+    allowed = "bound unknown: the run's configuration cannot be read" if bound is None else f"at most {bound} allowed"
+    table.add_row(f"greatest age trained, in steps ({allowed})", str(report.oldest_age))
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"{finding.check}: {len(finding.rows)} {finding.what}", style="red", highlight=False)
+        for row in finding.rows[:SHOWN]:
+            console.print(f"  {row}", highlight=False)
+        if len(finding.rows) > SHOWN:
+            console.print(f"  … and {len(finding.rows) - SHOWN} more (--json prints all)", highlight=False)
+    console.print(report.summary(), style="green" if report.sound else "red", highlight=False)
+
+
+@app.command()
+def show(
+    run: RunArgument = "",
+    state: State = Path(".etude"),
+    events: Annotated[int, typer.Option(help="How many of the newest events to print.", min=0)] = 10,
+) -> None:
+    """Show a run: its life, its steps, its newest events."""
+    settings = _settings(state)
+    engine = _open(settings)
+    name = _named(engine, run)
+    console = Console()
+    with engine.begin() as connection:
+        row = connection.execute(select(Run.__table__).where(Run.run_id == name)).first()
+        if row is None:
+            raise _refuse(f"run {name!r}: not in this ledger; `etude ledger show` shows the newest")
+        states = connection.execute(
+            select(Group.state, func.count()).where(Group.run_id == name).group_by(Group.state).order_by(Group.state)
+        ).all()
+        steps = connection.execute(
+            select(Step.__table__).where(Step.run_id == name).order_by(Step.committed_at.desc()).limit(10)
+        ).all()
+        newest = connection.execute(
+            select(Event.__table__).where(Event.run_id == name).order_by(Event.sequence.desc()).limit(events)
+        ).all()
+    facts = Table(title=name, title_justify="left", show_header=False)
+    for field, value in (
+        ("state", f"{row.state} {row.reason}".strip()),
+        ("code", row.code_version),
+        ("configuration", f"{row.config.key} {row.config.checksum}" if row.config else "none yet"),
+        ("pack", row.pack_hash or "none yet"),
+        ("created", _when(row.created_at)),
+        ("first request", _when(row.first_request_at)),
+        ("finished", _when(row.finished_at)),
+        ("incarnation", str(row.incarnation)),
+        ("groups", ", ".join(f"{state} {count:,}" for state, count in states) or "none"),
+    ):
+        facts.add_row(field, value)
+    console.print(facts)
+    if steps:
+        table = Table("incarnation", "step", "serial", "committed", title="newest steps", title_justify="left")
+        for step in steps:
+            table.add_row(str(step.incarnation), str(step.step), str(step.serial), _when(step.committed_at))
+        console.print(table)
+    if newest:
+        table = Table("number", "at", "what", "of", "epoch", "data", title="newest events", title_justify="left")
+        for event in reversed(newest):
+            data = json.dumps(event.data)
+            table.add_row(str(event.sequence), _when(event.at), event.kind, event.subject, str(event.epoch), data[:80])
+        console.print(table)
+
+
+def _when(at: float | None) -> str:
+    return "not yet" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+if __name__ == "__main__":
+    app()
