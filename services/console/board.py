@@ -1,0 +1,126 @@
+"""What the messages say, added up for the pages. Pure: no input or output, no clock.
+
+Applying a message twice, or all of them again from the start, gives the same board.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.contracts import messages as m
+from shared.contracts.run import Purpose
+
+ALERTS = 200  # the newest are kept
+EXAMPLES = 200  # recent attempts that the figure "lately" is made of
+
+
+@dataclass(slots=True)
+class Tally:
+    """Training attempts whose oldest token was sampled by one version."""
+
+    attempts: int = 0
+    solved: int = 0
+    reward: float = 0.0
+    sampled_tokens: int = 0
+    tool_calls: int = 0
+    broken_tool_calls: int = 0
+
+    def add(self, scored: m.RolloutScored) -> None:
+        self.attempts += 1
+        self.solved += scored.verdict.solved
+        self.reward += scored.reward
+        self.sampled_tokens += scored.effort.sampled_tokens
+        self.tool_calls += scored.effort.tool_calls
+        self.broken_tool_calls += scored.effort.broken_tool_calls
+
+
+@dataclass(slots=True)
+class RunBoard:
+    """One run. `steps` holds the surviving lineage only: step -> its commit."""
+
+    run: str
+    status: str = "announced"
+    reason: str = ""
+    incarnation: int = 0
+    serial: int = -1  # the highest published version
+    steps: dict[int, m.StepCommitted] = field(default_factory=dict)
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
+    stops: Counter[str] = field(default_factory=Counter)
+    scored: int = 0
+    failed: int = 0
+    evals: dict[str, m.EvalFinished] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        return max(self.steps, default=0)
+
+    def lately(self) -> Tally:
+        """The last training attempts together."""
+        tally = Tally()
+        for scored in reversed(self.attempts.values()):
+            if scored.key.purpose == Purpose.train:
+                tally.add(scored)
+                if tally.attempts >= EXAMPLES:
+                    break
+        return tally
+
+
+STATUS = {
+    "start": "running",
+    "resume": "running",
+    "pause": "paused",
+    "stop": "stopped",
+    "finished": "finished",
+}
+
+
+class Board:
+    def __init__(self, attempts_per_run: int) -> None:
+        self._attempts_per_run = attempts_per_run
+        self.runs: dict[str, RunBoard] = {}
+        self.replicas: dict[str, m.PolicyApplied] = {}
+        self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
+
+    def apply(self, message: Any) -> None:
+        """Takes one message of any topic that the console reads."""
+        if isinstance(message, m.Alert):
+            self.alerts.appendleft(message)
+            return
+        if isinstance(message, m.PolicyApplied):
+            self.replicas[message.replica] = message
+            return
+        run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
+        match message:
+            case m.RunControl():
+                run.status = STATUS.get(message.action, run.status)
+                run.reason = message.reason
+            case m.IncarnationStarted():
+                if message.incarnation >= run.incarnation:
+                    run.incarnation = message.incarnation
+                    run.steps = {s: c for s, c in run.steps.items() if s <= message.step}
+            case m.StepCommitted():
+                if message.incarnation >= run.incarnation:
+                    run.steps[message.step] = message
+            case m.PolicyPublished():
+                run.serial = max(run.serial, message.serial)
+            case m.RolloutFailed():
+                run.failed += 1
+            case m.RolloutScored():
+                self._score(run, message)
+            case m.EvalFinished():
+                run.evals[message.eval] = message
+
+    def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
+        if scored.key.attempt in run.attempts:  # the first verdict wins
+            return
+        run.attempts[scored.key.attempt] = scored
+        while len(run.attempts) > self._attempts_per_run:
+            run.attempts.popitem(last=False)
+        if scored.key.purpose != Purpose.train:
+            return
+        run.scored += 1
+        run.stops[scored.stop.value] += 1
+        run.tallies.setdefault(scored.oldest_version, Tally()).add(scored)

@@ -1,0 +1,101 @@
+"""What the console reads from the object store: configurations, chat formats, problems, trajectories. Blocking; call it
+in a thread. What cannot be read becomes a sentence for the page, not an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+import msgspec
+from shared.problems.pack import read_problems
+
+from shared.contracts.ids import attempt_prefix
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.trajectory import Trajectory, unpack
+from shared.formats import Format
+from shared.formats.registry import load_format
+from shared.objects import Objects
+from shared.problems import Problem
+from shared.weights.checkpoint_objects import read_checkpoint
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")  # everything else of a checkpoint is small
+REMEMBERED = 4  # packs, formats and configurations of each kind
+
+V = TypeVar("V")
+
+
+class Library:
+    def __init__(self, objects: Objects, formats: Path) -> None:
+        self._objects = objects
+        self._formats = formats
+        self._lock = Lock()
+        self._values: OrderedDict[tuple[str, str], object] = OrderedDict()
+
+    def config(self, run: str) -> RunConfig:
+        """Raises ObjectMissing, ObjectDamaged, ValueError."""
+        return self._once("config", run, lambda: self._config(run))
+
+    def chat(self, run: str) -> Format:
+        """The chat format of the run's base checkpoint. Raises what the store and the format raise."""
+        base = self.config(run).base
+        return self._once("chat", base.checksum, lambda: self._chat(base))
+
+    def problem(self, pack: Ref, problem: str) -> Problem | None:
+        """None if the pack does not hold it."""
+        problems = self._once("pack", pack.checksum, lambda: {p.id: p for p in read_problems(self._objects.get(pack))})
+        return problems.get(problem)
+
+    def trajectory(self, ref: Ref) -> Trajectory:
+        """Raises ObjectMissing, ObjectDamaged, ValueError."""
+        return unpack(self._objects.get(ref))
+
+    def find_trajectory(self, run: str, attempt: str) -> Ref | None:
+        """For an attempt that the board no longer holds: what its newest epoch has stored."""
+        prefix = attempt_prefix(run, attempt, 0).rsplit("/", 1)[0] + "/"
+        keys = [key for key in self._objects.list(prefix) if key.rsplit("/", 1)[1].startswith("trajectory")]
+        epochs = {int(key[len(prefix) :].split("/", 1)[0]): key for key in keys}
+        return self._objects.head(epochs[max(epochs)]) if epochs else None
+
+    def _once(self, kind: str, key: str, make: Callable[[], V]) -> V:
+        with self._lock:
+            if (kind, key) in self._values:
+                self._values.move_to_end((kind, key))
+                return self._values[kind, key]  # type: ignore[return-value]
+        value = make()
+        with self._lock:
+            self._values[kind, key] = value
+            while sum(1 for k, _ in self._values if k == kind) > REMEMBERED:
+                del self._values[next(k for k in self._values if k[0] == kind)]
+        return value
+
+    def _config(self, run: str) -> RunConfig:
+        return msgspec.json.decode(self._objects.get(self._objects.head(f"runs/{run}/config.json")), type=RunConfig)
+
+    def _chat(self, base: Ref) -> Format:
+        directory = self._formats / base.checksum
+        if not directory.exists():
+            self._download(base, directory)
+        return load_format(directory)
+
+    def _download(self, base: Ref, directory: Path) -> None:
+        """All of a checkpoint but its weights; the directory appears whole or not at all."""
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            for name, ref in read_checkpoint(self._objects, base).files.items():
+                if not name.endswith(WEIGHTS):
+                    (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+                    self._objects.get_file(ref, scratch / name)
+            try:
+                os.rename(scratch, directory)
+            except OSError:
+                if not directory.exists():  # else another process was first
+                    raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,49 @@
+"""The console: topics read as broadcast → the board; requests → pages."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from services.console.board import Board
+from shared.bus import Bus
+from shared.contracts import topics as t
+from shared.telemetry import Health
+
+TOPICS = (
+    t.RUNS_CONTROL,
+    t.STEPS_COMMITTED,
+    t.ROLLOUTS_SCORED,
+    t.POLICIES_PUBLISHED,
+    t.POLICIES_APPLIED,
+    t.EVALS_FINISHED,
+    t.ALERTS,
+)
+IN_FLIGHT = 256
+
+log = structlog.get_logger()
+
+
+async def read(bus: Bus, board: Board) -> None:
+    """Everything from the start, then what comes. A message that the board cannot take is logged and passed over."""
+    async for delivery in bus.deliveries(TOPICS, None, IN_FLIGHT):
+        try:
+            board.apply(delivery.message)
+        except Exception:
+            log.exception("console.message", topic=delivery.topic.name, offset=delivery.offset)
+        delivery.done()
+
+
+async def serve(bus: Bus, board: Board, health: Health, stop: asyncio.Event) -> None:
+    """Until `stop`. If the reading ends before, so does the service: the supervisor starts it again."""
+    reading = asyncio.create_task(read(bus, board))
+    stopping = asyncio.create_task(stop.wait())
+    health.clear("messages")
+    await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not reading.done():
+        reading.cancel()
+    elif not stop.is_set():
+        reading.result()
+        raise RuntimeError("the bus ended the console's deliveries")

@@ -1,0 +1,30 @@
+"""Hostile text for people: what would steer a terminal, a browser or the order of reading becomes a visible name."""
+
+from __future__ import annotations
+
+import unicodedata
+
+KEEP = "\n\t"
+ASCII_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+).split()
+
+
+def visible(text: str) -> str:
+    """Control characters become their names (⟨ESC⟩), invisible and bidirectional ones ⟨U+202E⟩. Idempotent.
+    Markup is no concern of this function: the templates escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in KEEP or not _hidden(c) else _name(c) for c in text)
+
+
+def _hidden(c: str) -> bool:
+    # Control, format (bidi, zero width, tags), lone surrogates, private, unassigned, line separators; other spaces stay.
+    return not c.isprintable() and unicodedata.category(c) != "Zs"
+
+
+def _name(c: str) -> str:
+    code = ord(c)
+    if code < 0x20:
+        return f"⟨{ASCII_CONTROLS[code]}⟩"
+    return "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"

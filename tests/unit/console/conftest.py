@@ -1,0 +1,152 @@
+"""A small run as the services would leave it behind: messages on a bus, objects in a store. Its texts are hostile."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.trainer.base.tokenizer import train
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from shared.contracts.ids import attempt_prefix
+from shared.contracts.run import Purpose, Ref, RunConfig
+from shared.contracts.trajectory import Segment, Span, Trajectory, pack
+from shared.formats import Observation, Tool
+from shared.formats.compact import Compact
+from shared.objects.directory import DirectoryObjects
+from shared.problems import Case, Problem
+from shared.weights.checkpoint_objects import upload_directory
+
+RUN = "r-20260101T000000-abcd"
+HOSTILE = "<script>alert(1)</script> \x1b[2J\x1b]0;owned\x07 \u202egnp.exe \u200b{{7*7}} '\"&"
+PROBLEM = Problem(
+    id="p-1",
+    prompt=f"Repair it. {HOSTILE}",
+    files={"f.py": f'def f(a):\n    """{HOSTILE}"""\n    return a - 1\n'},
+    entry="f",
+    visible=[Case(args="[1]", expected="2")],
+    actual=["0"],
+)
+
+
+@dataclass
+class World:
+    state: Path
+    objects: DirectoryObjects
+    chat: Compact
+    config: RunConfig
+    base: Path
+
+    @functools.cached_property
+    def messages(self) -> list[tuple[t.Topic, str, msgspec.Struct]]:
+        """A run of three steps with four attempts, in the order in which they would come."""
+        said: list[tuple[t.Topic, str, msgspec.Struct]] = [
+            (t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="start")),
+            (t.STEPS_COMMITTED, RUN, m.IncarnationStarted(run=RUN, incarnation=0, step=0, parent=-1)),
+        ]
+        for serial in range(4):
+            published = m.PolicyPublished(
+                run=RUN, serial=serial, incarnation=0, step=serial, parent=serial - 1, manifest=self.config.base
+            )
+            said.append((t.POLICIES_PUBLISHED, RUN, published))
+            applied = m.PolicyApplied(run=RUN, replica="engine-0", url="http://x", serial=serial, pause_s=0.03)
+            said.append((t.POLICIES_APPLIED, "engine-0", applied))
+            scored = self.scored(f"a-{serial}", version=serial, solved=serial > 1)
+            said.append((t.ROLLOUTS_SCORED, scored.key.attempt, scored))
+            if serial:
+                metrics = {"entropy": 1.0 / serial, "mismatch": 0.001 * serial}
+                step = m.StepCommitted(
+                    run=RUN,
+                    incarnation=0,
+                    step=serial,
+                    serial=serial,
+                    groups={f"g-{serial}": serial - 1},
+                    metrics=metrics,
+                )
+                said.append((t.STEPS_COMMITTED, RUN, step))
+        said.append(
+            (t.ALERTS, RUN, m.Alert(run=RUN, name="drift", severity="warning", what=HOSTILE, examples=[HOSTILE]))
+        )
+        figures = {"pass_at_1": 0.31, "greedy": 0.4}
+        report = self.config.base
+        said.append(
+            (t.EVALS_FINISHED, RUN, m.EvalFinished(run=RUN, eval="before", serial=0, report=report, figures=figures))
+        )
+        return said
+
+    def scored(self, attempt: str, *, version: int, solved: bool, purpose: Purpose = Purpose.train) -> m.RolloutScored:
+        return m.RolloutScored(
+            run=RUN,
+            key=m.AttemptKey(attempt=attempt, epoch=1, group="g-1", problem="p-1", purpose=purpose),
+            verdict=m.Verdict(solved=solved, passed=3 if solved else 1, total=3, error="" if solved else HOSTILE),
+            reward=0.9 if solved else -0.05,
+            terms={"solved": 1.0, "length": -0.1} if solved else {"broken_tool_call": -0.05},
+            reward_config="default",
+            trajectory=self.trajectory(attempt, version),
+            effort=m.Effort(tool_call_tokens=20, tool_calls=2, turns=2),
+            stop=m.StopReason.submitted,
+            oldest_version=version,
+        )
+
+    def trajectory(self, attempt: str, version: int) -> Ref:
+        """Prompt, an edit and a test, what the test said, submit."""
+        chat = self.chat
+        edit = chat.edit_call(2, "return a - 1", "return a + 1")
+        assert edit is not None
+        parts = [
+            (chat.prompt(PROBLEM, PROBLEM.files), "prompt", 0, True),
+            ([*edit, chat.test], "tool_call", 1, True),
+            (chat.observation(Observation(Tool.test, failing=0, got=HOSTILE)), "tool_output", 1, True),
+            ([chat.edit, *chat.encode(HOSTILE), chat.submit], "tool_call", 2, False),
+        ]
+        tokens, mask, spans = [], [], []
+        for ids, role, turn, ok in parts:
+            spans.append(Span(start=len(tokens), end=len(tokens) + len(ids), role=role, turn=turn, ok=ok))
+            tokens += ids
+            mask += [role == "tool_call"] * len(ids)
+        T = len(tokens)
+        sampled = np.array(mask)
+        segment = Segment(
+            tokens=np.array(tokens, np.int32),
+            loss_mask=sampled,
+            logprobs=np.where(sampled, -np.linspace(0, 8, T), 0).astype(np.float32),
+            versions=np.where(sampled, version, -1).astype(np.int32),
+            oldest_kv_version=version,
+            spans=spans,
+        )
+        trajectory = Trajectory(
+            key=m.AttemptKey(attempt=attempt, epoch=1, group="g-1", problem="p-1"),
+            stop=m.StopReason.submitted,
+            temperature=1.0,
+            effort=m.Effort(),
+            segments=[segment],
+            files={"f.py": PROBLEM.files["f.py"].replace("a - 1", "a + 1")},
+        )
+        return self.objects.put(f"{attempt_prefix(RUN, attempt, 1)}/trajectory-0.safetensors.zst", pack(trajectory))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    state = tmp_path_factory.mktemp("state")
+    objects = DirectoryObjects(state / "objects")
+    base = tmp_path_factory.mktemp("base")
+    lines = [line.strip() for path in Path(__file__).parent.glob("*.py") for line in path.read_text().splitlines()]
+    train(lines, base / "tokenizer.json", vocabulary=512)
+    (base / "config.json").write_text("{}")
+    (base / "etude.json").write_text(json.dumps({"format": "compact-1", "context": 2048}))
+    (base / "model.safetensors").write_bytes(b"weights")
+    lines_of_pack = objects.put("packs/p", msgspec.json.encode(PROBLEM) + b"\n")
+    config = RunConfig(
+        run=RUN,
+        base=upload_directory(objects, "checkpoints/base", base),
+        pack=lines_of_pack,
+        pack_hidden=lines_of_pack,
+    )
+    objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(config))
+    return World(state, objects, Compact.load(base), config, base)

@@ -1,0 +1,157 @@
+"""The pure parts of the console: what messages add up to, charts, transcripts, hostile text."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.console import transcript
+from services.console.board import Board
+from services.console.charts import POINTS, Series, line_chart
+from services.console.visible import visible
+from shared.contracts import messages as m
+from shared.contracts.run import Purpose
+from shared.contracts.trajectory import Segment, unpack
+from tests.unit.console.conftest import HOSTILE, PROBLEM, RUN
+
+
+def board_of(messages):
+    board = Board(1000)
+    for message in messages:
+        board.apply(message)
+    return board
+
+
+def test_the_board_adds_up_what_the_messages_say(world):
+    board = board_of(message for _, _, message in world.messages)
+    run = board.runs[RUN]
+    assert (run.status, run.step, run.serial, run.scored) == ("running", 3, 3, 4)
+    assert {version: tally.solved for version, tally in run.tallies.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert board.replicas["engine-0"].serial == 3
+    assert [alert.name for alert in board.alerts] == ["drift"]
+    assert run.evals["before"].figures["pass_at_1"] == 0.31
+
+
+def test_a_message_that_comes_twice_counts_once(world):
+    messages = [message for _, _, message in world.messages]
+    once, twice = board_of(messages), board_of([x for message in messages for x in (message, message)])
+    assert once.runs[RUN].tallies == twice.runs[RUN].tallies
+    assert once.runs[RUN].steps == twice.runs[RUN].steps
+
+
+def test_a_new_incarnation_takes_the_steps_after_its_fork_away_and_a_zombies_steps_do_not_count(world):
+    run = board_of(message for _, _, message in world.messages)
+    run.apply(m.IncarnationStarted(run=RUN, incarnation=1, step=1, parent=0))
+    assert sorted(run.runs[RUN].steps) == [1]
+    run.apply(m.StepCommitted(run=RUN, incarnation=0, step=4, serial=9, groups={}))
+    assert sorted(run.runs[RUN].steps) == [1]
+    run.apply(m.StepCommitted(run=RUN, incarnation=1, step=2, serial=4, groups={}))
+    assert sorted(run.runs[RUN].steps) == [1, 2]
+
+
+def test_evaluations_do_not_count_as_training(world):
+    board = board_of([world.scored("a-e", version=0, solved=True, purpose=Purpose.evaluate)])
+    assert board.runs[RUN].scored == 0
+    assert board.runs[RUN].tallies == {}
+    assert list(board.runs[RUN].attempts) == ["a-e"]
+
+
+def test_memory_is_bounded(world):
+    board = Board(10)
+    for i in range(50):
+        board.apply(msgspec.structs.replace(world.scored("a-0", version=0, solved=True)))
+        board.apply(m.Alert(run=RUN, name=str(i), severity="info", what="x"))
+        scored = world.scored("a-0", version=0, solved=True)
+        board.apply(msgspec.structs.replace(scored, key=msgspec.structs.replace(scored.key, attempt=f"x-{i}")))
+    assert list(board.runs[RUN].attempts) == [f"x-{i}" for i in range(40, 50)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(width=32)), max_size=600).map(sorted), st.booleans())
+def test_every_finite_curve_can_be_drawn_and_stays_within_its_frame(points, percent):
+    drawn = str(line_chart([Series("x", points)], x_name="step", label="l", percent=percent))
+    if not any(np.isfinite(y) for _, y in points):
+        assert "nothing yet" in drawn
+        return
+    assert drawn.count("<circle") <= POINTS
+    for piece in drawn.split('cx="')[1:]:
+        assert -0.5 <= float(piece.split('"')[0]) <= 420.5
+    for piece in drawn.split('cy="')[1:]:
+        assert -0.5 <= float(piece.split('"')[0]) <= 190.5
+
+
+def test_the_names_in_a_chart_are_escaped():
+    drawn = str(line_chart([Series(HOSTILE, [(0, 1.0)]), Series("b", [(1, 2.0)])], x_name=HOSTILE, label=HOSTILE))
+    assert "<script" not in drawn
+    assert "\x1b" not in drawn
+    assert "\u202e" not in drawn
+
+
+@given(st.text())
+def test_visible_text_holds_nothing_that_steers_and_keeps_what_can_be_read(text):
+    shown = visible(text)
+    assert visible(shown) == shown
+    assert all(c in "\n\t" or c.isprintable() or c.isspace() for c in shown)
+    assert [c for c in text if c.isprintable()] == [c for c in shown if c in text and c.isprintable()] or "⟨" in shown
+
+
+def test_escape_bidirectional_and_zero_width_characters_get_names():
+    assert visible("a\x1b[31mb\u202ec\u200bd\x7f\r\n") == "a⟨ESC⟩[31mb⟨U+202E⟩c⟨U+200B⟩d⟨DEL⟩⟨CR⟩\n"
+
+
+def test_a_trajectory_reads_as_a_conversation(world):
+    trajectory = unpack(world.objects.get(world.trajectory("a-0", 3)))
+    said = list(transcript.blocks(trajectory.segments[0], world.chat))
+    assert [block.role for block in said] == ["prompt", "tool call", "tool output", "tool call"]
+    edit, test = said[1].calls
+    assert (edit.tool, edit.where, test.tool) == ("edit", "line 3", "test")
+    assert "return a - 1".replace(edit.before, edit.after, 1) == "return a + 1"
+    assert said[3].calls[0].error
+    assert (said[3].ok, said[0].sampled, said[1].sampled) == (False, False, True)
+    assert transcript.versions(trajectory.segments[0]) == [3]
+
+
+def test_token_by_token_is_exactly_what_the_engine_saw(world):
+    segment = unpack(world.objects.get(world.trajectory("a-0", 3))).segments[0]
+    T = len(segment.tokens)
+    pages = [transcript.tokens(segment, world.chat, first, 10) for first in range(0, T, 10)]
+    shown = [token for page in pages for token in page]
+    assert [token.id for token in shown] == segment.tokens.tolist()
+    assert [token.heat >= 0 for token in shown] == segment.loss_mask.tolist()
+    assert all(token.version == 3 for token in shown if token.heat >= 0)
+    assert shown[0].begins == "prompt"
+    assert transcript.tokens(segment, world.chat, T + 5, 10) == []
+
+
+def test_without_the_chat_format_ids_are_shown(world):
+    segment = unpack(world.objects.get(world.trajectory("a-0", 3))).segments[0]
+    assert "not at hand" in next(iter(transcript.blocks(segment, None))).text
+    assert transcript.tokens(segment, None, 0, 1)[0].text == str(segment.tokens[0])
+
+
+def test_a_segment_without_spans_is_one_block(world):
+    ids = np.array(world.chat.encode("x = 1"), np.int32)
+    zeros = np.zeros(len(ids))
+    segment = Segment(
+        tokens=ids,
+        loss_mask=zeros.astype(bool),
+        logprobs=zeros.astype(np.float32),
+        versions=zeros.astype(np.int32) - 1,
+        oldest_kv_version=0,
+    )
+    (block,) = transcript.blocks(segment, world.chat)
+    assert block.text == "x = 1"
+
+
+@pytest.mark.parametrize(("logprob", "heat"), [(0.0, 0), (-0.7, 1), (-1.4, 2), (-50.0, 9), (1e-5, 0)])
+def test_heat_doubles_with_each_shade(logprob, heat):
+    assert transcript.heat(logprob) == heat
+
+
+def test_the_difference_names_changed_files_only():
+    lines = transcript.diff({"a": "1\n", "b": "x\n"}, {"a": "2\n", "b": "x\n", "c": "new\n"})
+    assert ("file", "b") not in lines
+    assert [line for kind, line in lines if kind == "add"] == ["+2", "+new"]
+    assert transcript.diff(PROBLEM.files, PROBLEM.files) == []
