@@ -5,9 +5,9 @@ from __future__ import annotations
 import unicodedata
 
 KEEP = "\n\t"
-ASCII_CONTROLS = (
-    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split()
+ASCII_CONTROLS = """
+NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US
+"""
 
 
 def visible(text: str) -> str:
@@ -26,5 +26,5 @@ def _hidden(c: str) -> bool:
 def _name(c: str) -> str:
     code = ord(c)
     if code < 0x20:
-        return f"⟨{ASCII_CONTROLS[code]}⟩"
+        return f"⟨{ASCII_CONTROLS.split()[code]}⟩"
     return "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
