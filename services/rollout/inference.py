@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 import xxhash
@@ -127,6 +128,7 @@ class Session:
     replica: str = ""
     cache_key: int = 0
     requests: int = 0
+    nonce: str = field(default_factory=lambda: secrets.token_hex(2))  # a dead worker's requests may still run there
 
     async def generate(self, tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
         started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
@@ -136,7 +138,7 @@ class Session:
                 self.replica, self.cache_key = replica.name, replica.serial
             self.requests += 1
             request = Request(
-                rid=f"{self.attempt}.{self.requests}",
+                rid=f"{self.attempt}-{self.nonce}.{self.requests}",
                 tokens=tokens,
                 temperature=self.temperature,
                 max_new_tokens=max_new_tokens,
