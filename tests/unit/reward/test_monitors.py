@@ -1,0 +1,72 @@
+"""The drift watch: silent while nothing changes, one alert per change, with examples."""
+
+from __future__ import annotations
+
+from services.reward.behaviour import Finding
+from services.reward.monitors import WINDOW, DriftWatch
+from shared.contracts.messages import Alert, AttemptKey, Effort, RolloutScored, StopReason, Verdict
+from shared.contracts.run import Purpose, Ref
+
+REF = Ref(key="k", size=1, checksum="0" * 32)
+
+
+def feed(
+    watch: DriftWatch, count: int, *, findings: tuple[str, ...] = (), start: int = 0, **fields: object
+) -> list[Alert]:
+    alerts = []
+    for i in range(start, start + count):
+        solved = i % 2 == 0
+        values = {
+            "verdict": Verdict(solved=solved, passed=1, total=1),
+            "reward": float(solved),
+            "terms": {"solved": float(solved)},
+            "effort": Effort(thinking_tokens=50),
+            "reward_config": "c",
+            "key": AttemptKey(attempt=f"a-{i}", epoch=0, group="g", problem="p"),
+        }
+        scored = RolloutScored(
+            run="r", trajectory=REF, stop=StopReason.submitted, oldest_version=0, **{**values, **fields}
+        )
+        alerts += watch.observe(scored, {name: Finding(1.0) for name in findings})
+    return alerts
+
+
+def test_a_policy_that_stays_as_it_was_sets_off_nothing() -> None:
+    assert feed(DriftWatch(), 4 * WINDOW, findings=("untested_submit", "no_submit")) == []
+
+
+def test_a_habit_that_spreads_sets_off_one_alert_with_examples() -> None:
+    watch = DriftWatch()
+    assert feed(watch, 2 * WINDOW) == []
+    alerts = feed(watch, 2 * WINDOW, findings=("untested_submit",), start=10_000)
+    assert [a.name for a in alerts] == ["untested_submits"]
+    assert "0.00 in the first" in alerts[0].what
+    assert all(int(e[2:]) >= 10_000 for e in alerts[0].examples)
+    assert alerts[0].examples
+
+
+def test_an_alarm_sounds_again_only_after_it_was_over() -> None:
+    watch = DriftWatch()
+    feed(watch, 2 * WINDOW)
+    assert len(feed(watch, 2 * WINDOW, findings=("no_submit",))) == 1
+    assert feed(watch, 2 * WINDOW) == []
+    assert len(feed(watch, 2 * WINDOW, findings=("no_submit",))) == 1
+
+
+def test_longer_attempts_and_unconfirmed_reward_are_noticed() -> None:
+    watch = DriftWatch()
+    feed(watch, WINDOW)
+    longer = feed(watch, WINDOW, effort=Effort(thinking_tokens=200))
+    assert [a.name for a in longer] == ["longer_attempts"]
+    watch = DriftWatch()
+    feed(watch, WINDOW)
+    hollow = feed(watch, WINDOW, reward=1.3, terms={"solved": 1.0, "charm": 0.3})
+    assert [a.name for a in hollow] == ["reward_without_passes"]
+
+
+def test_evaluations_and_other_configurations_are_kept_apart() -> None:
+    watch = DriftWatch()
+    feed(watch, WINDOW)
+    key = AttemptKey(attempt="a", epoch=0, group="g", problem="p", purpose=Purpose.evaluate)
+    assert feed(watch, 2 * WINDOW, findings=("no_submit",), key=key) == []
+    assert feed(watch, 3 * WINDOW, findings=("no_submit",), reward_config="d") == []

@@ -1,0 +1,77 @@
+"""The reward: terms that add up, a penalty where it applies, configurations that are refused by name."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.reward.behaviour import TERMS, Finding
+from services.reward.score import check, score
+from shared.contracts.messages import Effort, Verdict
+from shared.contracts.run import LengthPenalty, RewardConfig
+
+RIGHT = Verdict(solved=True, passed=3, total=3)
+WRONG = Verdict(solved=False, passed=2, total=3)
+LONG = Effort(thinking_tokens=640, turns=3)
+
+
+@given(
+    solved=st.booleans(),
+    weight=st.floats(-10, 10),
+    length=st.none() | st.builds(LengthPenalty, weight=st.floats(0, 1), q=st.floats(0, 3), apply=st.just("all")),
+    behaviour=st.dictionaries(st.sampled_from(sorted(TERMS)), st.floats(-1, 1)),
+    amounts=st.dictionaries(st.sampled_from(sorted(TERMS)), st.integers(0, 5)),
+    tokens=st.integers(0, 100_000),
+)
+def test_terms_add_up_to_the_reward_exactly(solved, weight, length, behaviour, amounts, tokens) -> None:
+    config = RewardConfig(id="c", solved=weight, length=length, behaviour=behaviour)
+    check(config)
+    verdict = RIGHT if solved else WRONG
+    reward, terms = score(
+        config, verdict, Effort(thinking_tokens=tokens), {n: Finding(float(a)) for n, a in amounts.items()}
+    )
+    assert sum(terms.values()) == reward
+    assert set(behaviour) <= set(terms)
+    assert msgspec.json.decode(msgspec.json.encode(terms)) == terms
+
+
+def test_without_length_and_behaviour_the_reward_is_the_verdict() -> None:
+    config = RewardConfig(length=None, behaviour={})
+    assert score(config, RIGHT, LONG, {})[0] == 1.0
+    assert score(config, WRONG, LONG, {})[0] == 0.0
+
+
+def test_the_length_penalty_applies_to_solved_attempts_alone_unless_told_otherwise() -> None:
+    only_solved, everywhere = (RewardConfig(length=LengthPenalty(apply=a), behaviour={}) for a in ("solved", "all"))
+    assert score(only_solved, WRONG, LONG, {}) == (0.0, {"solved": 0.0})
+    assert score(only_solved, RIGHT, LONG, {})[1]["length"] < 0
+    assert score(everywhere, WRONG, LONG, {})[0] < 0
+
+
+def test_behaviour_costs_its_weight_times_its_amount() -> None:
+    config = RewardConfig(length=None, behaviour={"broken_tool_call": -0.05, "no_submit": -0.1})
+    reward, terms = score(config, RIGHT, LONG, {"broken_tool_call": Finding(2.0), "untested_submit": Finding(1.0)})
+    assert terms == {"solved": 1.0, "broken_tool_call": -0.1, "no_submit": 0.0}
+    assert reward == pytest.approx(0.9)
+
+
+def test_a_solved_attempt_is_worth_more_than_any_unsolved_one_by_default() -> None:
+    worst = {name: Finding(4.0) for name in RewardConfig().behaviour}
+    most = Effort(thinking_tokens=10_000, tool_calls=100, turns=100)
+    assert score(RewardConfig(), RIGHT, most, worst)[0] > score(RewardConfig(), WRONG, Effort(), {})[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (RewardConfig(behaviour={"kindness": 1.0}), "found 'kindness'; allowed: broken_tool_call, no_submit"),
+        (RewardConfig(behaviour={"no_submit": float("nan")}), "reward.behaviour.no_submit: found nan"),
+        (RewardConfig(solved=float("inf")), "reward.solved: found inf"),
+        (RewardConfig(length=LengthPenalty(q=-1.0)), "reward.length.q: found -1.0"),
+    ],
+)
+def test_an_unusable_configuration_is_refused_by_field(config: RewardConfig, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check(config)
