@@ -45,6 +45,10 @@ class BadRequest(ValueError):
     """The client's mistake; the text is for the client."""
 
 
+class Unavailable(RuntimeError):
+    """Not now; asking again later or elsewhere can help."""
+
+
 class SamplingParams(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     max_new_tokens: int = 128
@@ -226,7 +230,7 @@ class Server:
         try:
             engine.submit(request)
         except Overloaded as error:
-            raise web.HTTPServiceUnavailable(text=str(error), headers={"Retry-After": "1"}) from None
+            raise Unavailable(str(error)) from None
         except ValueError as error:
             raise BadRequest(str(error)) from None
         self._open[request], self._by_rid[rid] = http, request
@@ -260,9 +264,9 @@ class Server:
 
     def _ready(self) -> Engine:
         if self.engine is None:
-            raise web.HTTPServiceUnavailable(text="no weights yet; /readyz says what is waited for")
+            raise Unavailable("no weights yet; /readyz says what is waited for")
         if self.draining:
-            raise web.HTTPServiceUnavailable(text="shutting down")
+            raise Unavailable("shutting down")
         return self.engine
 
     # -- control -----------------------------------------------------------------------------------------------------
@@ -389,11 +393,13 @@ class _Stream:
 async def errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The client's mistakes become 400 with SGLang's body; the rest of the service never sees them."""
+    """The client's mistakes become 400, what cannot be served now 503, with SGLang's body."""
     try:
         return await handler(request)
     except BadRequest as error:
         return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
+    except Unavailable as error:
+        return web.json_response({"error": {"message": str(error), "type": "Unavailable"}}, status=503)
 
 
 def _decode(kind: type[S], body: bytes) -> S:

@@ -26,7 +26,7 @@ from services.inference.api import BadRequest
 from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
 from services.inference.following import Following
-from services.inference.weights import LiveWeights
+from services.inference.weights import LiveWeights, bits_of
 from shared.bus import Bus
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import PolicyApplied
@@ -35,7 +35,7 @@ from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_C
 from shared.model import load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
-from shared.weights import WeightsError, read_manifest, rebuild
+from shared.weights import WeightsError, checksum, read_manifest, rebuild
 from shared.weights.checkpoint_objects import download_directory
 
 FAILURES_TOLERATED = 3
@@ -56,6 +56,10 @@ class WeightsAgent:
         self.live: LiveWeights | None = None
         self.run_id = ""
         self.directory: Path | None = None
+        self._source: Ref | None = (
+            None  # the manifest that the live weights were verified against; None: the base directory
+        )
+        self._announced: int | None = None  # the serial that the others believe to be served here
         self._serving = serving
         self._changed = asyncio.Event()
         self._pin_done: list[tuple[int, asyncio.Future[None]]] = []
@@ -102,97 +106,92 @@ class WeightsAgent:
 
     async def _follow(self) -> None:
         if self.settings.checkpoint is not None:
-            self.directory = self.settings.checkpoint
             await self._start_engine(self.settings.checkpoint)
+            await self._serve(0.0)
         else:
             self.health.wait_on(A_RUN)
         while True:
+            self._changed.clear()  # what is heard from here on is looked at in the next round
             run = self.following.current_run()
             if run is not None and run != self.run_id:
                 await self._take_up(run)
-            elif run is not None and self.settings.checkpoint is None:
+            if self.run_id:
                 await self._bring_up_to_date()
             self._settle_pins()
-            if not self._behind():
-                await self._changed.wait()
-                self._changed.clear()
+            await self._changed.wait()
 
     async def _take_up(self, run: str) -> None:
-        """Another run is to be served: its base gives the shape, its newest version the weights."""
+        """Another run is to be served. Its base gives the shape; which version serves, `_bring_up_to_date` decides."""
         if self.settings.checkpoint is None:
             config = await self._insist(lambda: self._run_config(run), f"the configuration of run {run}")
             folder = self.settings.state / "checkpoints" / config.base.checksum
-            self.directory = await self._insist(
-                lambda: download_directory(self.objects, config.base, folder), f"the base of run {run}"
+            await self._start_engine(
+                await self._insist(
+                    lambda: download_directory(self.objects, config.base, folder), f"the base of run {run}"
+                )
             )
-            await self._start_engine(self.directory, announce_later=True)
-        self.run_id = run
-        self.health.clear(A_RUN)
-        target = None if self.settings.checkpoint else await asyncio.to_thread(self._target)
-        if target is None or target[0] == 0:
-            await self._served(0.0)
+            self.health.clear(A_RUN)
+        self.run_id, self._announced = run, None
 
-    async def _start_engine(self, directory: Path, *, announce_later: bool = False) -> None:
+    async def _start_engine(self, directory: Path) -> None:
         s = self.settings
 
-        def build() -> tuple[Engine, LiveWeights]:
+        def build() -> LiveWeights:
             model = load_checkpoint(directory).eval().requires_grad_(False)
-            positions = s.context or context_of(directory) or model.config.max_position_embeddings
             engine = Engine(
                 model,
                 serial=0,
                 rows=s.cache_rows,
-                positions=positions,
+                positions=s.context or context_of(directory) or model.config.max_position_embeddings,
                 prefill_tokens=s.prefill_tokens,
                 queue_limit=s.queue_limit,
             )
             engine.start()
-            return engine, LiveWeights(engine)
+            return LiveWeights(engine)
 
-        before = self.live
-        engine, self.live = await asyncio.to_thread(build)
+        before, self.live = self.live, await asyncio.to_thread(build)
+        self.directory, self._source = directory, None
         if before is not None:
             await asyncio.to_thread(before.engine.stop)
-        log.info("engine_started", directory=str(directory), positions=engine.cache.positions, rows=engine.cache.rows)
-        if not announce_later:
-            await self._served(0.0)
+        cache = self.live.engine.cache
+        log.info("engine_started", directory=str(directory), positions=cache.positions, rows=cache.rows)
 
-    def _target(self) -> tuple[int, Ref] | None:
-        """(serial, manifest) to serve; None: nothing published, or the pinned version is not there (yet). Blocking."""
+    def _target(self) -> tuple[int, Ref | None] | None:
+        """(serial, manifest) of what should serve; manifest None: the base as it is. None: the pinned version is not there
+        (yet). Blocking."""
         pinned = self.following.pinned
-        if pinned is None and self.settings.pool == "evaluation":
-            return None  # the base, until it is pinned
+        if self.settings.checkpoint is not None:
+            return 0, None
         if pinned is not None:
             ref = self._manifest_of(pinned)
-            return (pinned, ref) if ref is not None else None
+            return (pinned, ref) if ref is not None or pinned == 0 else None
         newest = self.following.newest(self.run_id)
-        return (newest.serial, newest.manifest) if newest is not None else None
-
-    def _behind(self) -> bool:
-        """Whether there is something to do without waiting for news."""
-        run = self.following.current_run()
-        if run is not None and run != self.run_id:
-            return True
-        newest = self.following.newest(self.run_id)
-        follows = self.settings.checkpoint is None and self.settings.pool == "rollout" and self.following.pinned is None
-        return follows and newest is not None and self.live is not None and newest.serial != self.live.serial
+        if newest is None or self.settings.pool == "evaluation":  # the latter serves the base until it is pinned
+            return 0, None
+        return newest.serial, newest.manifest
 
     async def _bring_up_to_date(self) -> None:
-        """Until the replica serves what it should, or that changes."""
+        """Returns when the replica serves what it should, or cannot know it before there is news."""
         failures, delay = 0, FIRST_DELAY_S
-        while (target := await asyncio.to_thread(self._target)) is not None:
-            serial, manifest = target
-            assert self.live is not None
-            if self.following.current_run() != self.run_id or serial == self.live.serial:
-                return
-            started = time.perf_counter()
+        while self.following.current_run() in (self.run_id, None):
+            started, serial = time.perf_counter(), -1
             try:
+                target = await asyncio.to_thread(self._target)
+                if target is None:
+                    self.health.wait_on(f"version {self.following.pinned}")
+                    return
+                serial, manifest = target
+                if self._serves(serial, manifest):
+                    if self._announced != serial:
+                        await self._serve(0.0)
+                    return
                 pause = await asyncio.to_thread(self._load, serial, manifest, failures > 0)
             except (WeightsError, ObjectMissing, OSError, ValueError) as error:
                 failures += 1
                 metrics.SWAP_FAILURES.inc()
                 log.warning("version_failed", run=self.run_id, serial=serial, failures=failures, error=str(error))
                 if failures == FAILURES_TOLERATED:
+                    self._announced = None
                     self.health.wait_on(WEIGHTS)
                     await self._announce(serial, ok=False, reason=str(error))
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -202,26 +201,45 @@ class WeightsAgent:
             metrics.SWAPS.inc()
             metrics.SWAP_PAUSE.observe(pause)
             log.info("version_applied", run=self.run_id, serial=serial, pause_s=round(pause, 6))
-            await self._served(pause)
+            await self._serve(pause)
             failures, delay = 0, FIRST_DELAY_S
 
-    def _load(self, serial: int, ref: Ref, from_base: bool) -> float:
-        """Blocking. Fetches, rebuilds, verifies, swaps."""
+    def _serves(self, serial: int, manifest: Ref | None) -> bool:
+        return self.live is not None and self.live.serial == serial and self._source == manifest
+
+    def _load(self, serial: int, ref: Ref | None, from_base: bool) -> float:
+        """Blocking. Fetches, rebuilds, verifies, swaps; returns the pause in seconds."""
         live = self.live
         assert live is not None
-        manifest = read_manifest(self.objects, ref)
-        if manifest.serial != serial or manifest.run != self.run_id:
-            raise WeightsError(f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}")
-        have = None if from_base else (live.serial, live.bits)
-        return live.load(serial, rebuild(self.objects, ref, have), manifest.checksum)
+        assert self.directory is not None
+        pause = 0.0
+        if ref is None:
+            bits = bits_of(load_checkpoint(self.directory))
+            pause = live.load(serial, bits, checksum(bits))
+        else:
+            manifest = read_manifest(self.objects, ref)
+            if manifest.serial != serial or manifest.run != self.run_id:
+                raise WeightsError(
+                    f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}"
+                )
+            if live.serial != serial or checksum(live.bits) != manifest.checksum:
+                usable = not from_base and live.serial != serial
+                have = (live.serial, live.bits) if usable else None
+                pause = live.load(serial, rebuild(self.objects, ref, have), manifest.checksum)
+        self._source = ref
+        return pause
 
-    async def _served(self, pause: float) -> None:
+    async def _serve(self, pause: float) -> None:
+        """From here on requests are answered with what is live; tells everybody."""
         assert self.live is not None
         metrics.SERIAL.set(self.live.serial)
         self._serving(self.live.engine)
         self.health.clear(WEIGHTS)
+        if self.following.pinned is not None:
+            self.health.clear(f"version {self.following.pinned}")
         if self.run_id:
             await self._announce(self.live.serial, pause=pause)
+            self._announced = self.live.serial
 
     async def _announce(self, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
         message = PolicyApplied(

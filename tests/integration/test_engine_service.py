@@ -1,0 +1,457 @@
+"""The inference service as others see it: HTTP, bus and object store, over the embedded adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from services.inference.config import InferenceSettings
+from services.inference.service import Inference
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts.ids import policy_prefix
+from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors, save_checkpoint
+from shared.weights import Version, publish, read_manifest
+from shared.weights.checkpoint_objects import upload_directory
+from shared.weights.torch_tensors import to_bits
+
+RUN = "r-20260101T000000-0001"
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": True,
+    "num_nextn_predict_layers": 1,
+    "initializer_range": 0.3,
+}
+
+
+class Platform:
+    """One state directory, a run with a base, and a trainer's part: versions on demand."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        torch.manual_seed(0)
+        self.model = Transformer(ModelConfig.from_dict(CONFIG)).requires_grad_(False)
+        self.base = state / "base"
+        save_checkpoint(self.model, self.base)
+        (self.base / "etude.json").write_text(json.dumps({"format": "compact-1", "context": 64}))
+        self.model = load_checkpoint(self.base).requires_grad_(False)
+        self.settings = InferenceSettings(state=state, name="replica", cache_rows=8, drain_s=1)
+        self.objects = stores.connect(self.settings.objects_url)
+        self.bus = buses.connect(self.settings.bus_url, client="test")
+        self.versions: dict[int, Version] = {}
+
+    async def start_run(self, run: str = RUN) -> None:
+        base = upload_directory(self.objects, f"runs/{run}/base", self.base)
+        nothing = Ref(key="nothing", size=0, checksum="0" * 32)
+        config = RunConfig(run=run, base=base, pack=nothing, pack_hidden=nothing)
+        ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
+        await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
+
+    def write_version(self, serial: int, parent: int | None, *, incarnation: int = 0) -> Ref:
+        """Changes the weights a little and puts the version into the store. parent None: a full base."""
+        if serial:
+            torch.manual_seed(serial)
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.03).copy_(parameter.bfloat16().float())
+        bits = to_bits(published_tensors(self.model))
+        before = None if parent is None else self.versions[parent]
+        ref = publish(self.objects, RUN, serial, incarnation, serial, before, bits)
+        self.versions[serial] = Version(serial, ref, bits)
+        return ref
+
+    async def announce(self, serial: int, parent: int = -1, *, incarnation: int = 0) -> None:
+        message = PolicyPublished(
+            run=RUN,
+            serial=serial,
+            incarnation=incarnation,
+            step=serial,
+            parent=parent,
+            manifest=self.versions[serial].manifest,
+        )
+        await self.bus.publish(POLICIES_PUBLISHED, RUN, message)
+
+    async def applied(self, serial: int, *, ok: bool = True, after: int = 0) -> tuple[PolicyApplied, int]:
+        """Waits for the announcement; returns it with how many were seen before it. Skips the first `after`."""
+        seen = 0
+        async with asyncio.timeout(60):
+            async for delivery in self.bus.deliveries([POLICIES_APPLIED], group=None, max_in_flight=16):
+                delivery.done()
+                seen += 1
+                m = delivery.message
+                if seen > after and m.serial == serial and m.ok == ok:
+                    return m, seen
+        raise AssertionError("unreachable")
+
+    @contextlib.asynccontextmanager
+    async def replica(self, **changes: Any) -> AsyncIterator[Inference]:
+        inference = Inference(self.settings.model_copy(update=changes), self.bus, self.objects)
+        stop = asyncio.Event()
+        async with inference.health:
+            running = asyncio.create_task(inference.run(stop))
+            try:
+                yield inference
+            finally:
+                stop.set()
+                await running
+
+
+def run(test: Any, tmp_path: Path) -> None:
+    async def body() -> None:
+        platform = Platform(tmp_path)
+        try:
+            await test(platform)
+        finally:
+            await platform.bus.close()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+async def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session:
+        request = session.get(url + path) if body is None else session.post(url + path, json=body)
+        async with request as response:
+            return response.status, await response.json(content_type=None)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def body_of(tokens: list[int], new: int = 5, **more: Any) -> dict[str, Any]:
+    sampling = {"temperature": 1.0, "max_new_tokens": new, **more.pop("sampling", {})}
+    return {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, **more}
+
+
+def expected_logprobs(model: Transformer, prompt: list[int], sampled: list[int]) -> np.ndarray:
+    whole = torch.tensor(prompt + sampled)
+    out = model(whole, torch.arange(len(whole)), causal_rows(1, len(whole)))
+    table = model.logits(out.hidden_ND).log_softmax(-1)[len(prompt) - 1 : -1]
+    return table[torch.arange(len(sampled)), sampled].numpy()
+
+
+def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_manifest(tmp_path):
+    async def test(p: Platform) -> None:
+        async with p.replica() as replica:
+            url = replica.health.url
+            assert (await ask(url, "/readyz"))[0] == 503
+            assert (await ask(url, "/generate", body_of([1, 2])))[0:1] == (503,)
+            p.write_version(0, None)
+            await p.start_run()
+            await p.applied(0)
+            assert (await ask(url, "/readyz"))[0] == 200
+            for serial in (1, 2, 3):
+                p.write_version(serial, serial - 1)
+                await p.announce(serial, serial - 1)
+            message, _ = await p.applied(3)
+            assert message.url == url
+            assert 0 <= message.pause_s < 1
+            status, checked = await ask(url, "/weights_checker", {"action": "checksum"})
+            assert status == 200
+            assert checked["serial"] == 3
+            assert checked["checksum"] == read_manifest(p.objects, p.versions[3].manifest).checksum
+            prompt = list(range(20))
+            body = body_of(prompt, 8, return_routed_experts=True, routed_experts_start_len=5, rid="x")
+            _, answer = await ask(url, "/generate", body)
+            meta = answer["meta_info"]
+            lp = np.array([p for p, _, _ in meta["output_token_logprobs"]])
+            np.testing.assert_allclose(lp, expected_logprobs(p.model, prompt, answer["output_ids"]), atol=1e-5)
+            assert [t for _, t, _ in meta["output_token_logprobs"]] == answer["output_ids"]
+            assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 8}]
+            assert (meta["weight_version"], meta["oldest_kv_version"], meta["id"]) == ("3", 3, "x")
+            assert (meta["prompt_tokens"], meta["completion_tokens"]) == (20, 8)
+            assert meta["finish_reason"] == {"type": "length", "length": 8}
+            rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), "<i4").reshape(-1, 2, 2)
+            whole = torch.tensor(prompt + answer["output_ids"])
+            experts = p.model(whole, torch.arange(28), causal_rows(1, 28)).experts_NLK
+            assert np.array_equal(np.sort(rows, -1), experts[5:-1].sort(-1).values.numpy())
+
+    run(test, tmp_path)
+
+
+def test_of_many_waiting_versions_only_the_newest_is_loaded(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        for serial in range(1, 8):
+            p.write_version(serial, serial - 1)
+            await p.announce(serial, serial - 1)
+        await p.start_run()
+        async with p.replica() as replica:
+            _, seen = await p.applied(7)
+            assert seen <= 2
+            assert replica.agent.live is not None
+            assert replica.agent.live.serial == 7
+
+    run(test, tmp_path)
+
+
+def test_versions_of_a_superseded_trainer_are_ignored(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        p.write_version(1, 0)
+        p.write_version(2, None, incarnation=1)
+        p.write_version(3, 1)
+        await p.start_run()
+        async with p.replica() as replica:
+            await p.applied(0)
+            await p.announce(2, incarnation=1)
+            await p.announce(3, 1, incarnation=0)
+            await p.applied(2)
+            await asyncio.sleep(0.3)
+            assert replica.agent.live is not None
+            assert replica.agent.live.serial == 2
+
+    run(test, tmp_path)
+
+
+def test_a_damaged_version_takes_the_replica_out_with_the_reason_and_the_next_base_brings_it_back(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        async with p.replica() as replica:
+            await p.applied(0)
+            p.write_version(1, 0)
+            damaged = p.objects.head(f"{policy_prefix(RUN, 1)}/0000-0000.bin")
+            p.objects.delete(damaged.key)
+            await p.announce(1, 0)
+            message, seen = await p.applied(1, ok=False)
+            assert "payload" in message.reason
+            assert (await ask(replica.health.url, "/readyz"))[0] == 503
+            assert replica.agent.live is not None
+            assert replica.agent.live.serial == 0  # what it had goes on
+            p.write_version(2, None)
+            await p.announce(2)
+            await p.applied(2, after=seen)
+            assert (await ask(replica.health.url, "/readyz"))[0] == 200
+
+    run(test, tmp_path)
+
+
+def test_a_swap_in_mid_generation_shows_in_the_version_spans_and_keeps_the_session(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        async with p.replica() as replica:
+            await p.applied(0)
+            engine = replica.server.engine
+            assert engine is not None
+            engine.pause(abort=False).result()
+            generating = asyncio.create_task(ask(replica.health.url, "/generate", body_of(list(range(8)), 56)))
+            await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 1)
+
+            loop, half = asyncio.get_running_loop(), asyncio.Event()
+
+            def watch() -> None:  # stops the engine by itself in the middle of the generation
+                request = engine._waiting[0]
+
+                def progress(_token: int, _logprob: float) -> None:
+                    if engine.cache.length[request.row] == 30:
+                        engine.pause(abort=False)
+                        loop.call_soon_threadsafe(half.set)
+
+                request.progress = progress
+
+            engine.call(watch).result()
+            engine.proceed().result()
+            await half.wait()
+            p.write_version(1, 0)
+            await p.announce(1, 0)
+            await p.applied(1)
+            engine.proceed().result()
+            _, answer = await generating
+            spans = answer["meta_info"]["weight_versions"]
+            assert [(s["version"], s["start"]) for s in spans] == [("0", 0), ("1", spans[0]["end"])]
+            assert spans[1]["end"] == 56
+            assert answer["meta_info"]["oldest_kv_version"] == 0
+            again = list(range(8)) + answer["output_ids"][:20]
+            _, later = await ask(replica.health.url, "/generate", body_of(again, 2, extra_key="1"))
+            assert later["meta_info"]["cached_tokens"] == 0
+
+    run(test, tmp_path)
+
+
+def test_a_client_that_goes_away_frees_its_row(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica(context=60000) as replica:
+            await p.applied(0)
+            engine = replica.server.engine
+            assert engine is not None
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask(replica.health.url, "/generate", body_of([1, 2, 3], 50000)), 0.7)
+            await until(lambda: engine.running == 0)
+            await until(replica.server.idle.is_set)
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sampling_params": {"top_p": 0.9}}, ["sampling_params.top_p", "0.9", "allowed: 1"]),
+        ({"sampling_params": {"top_k": 20}}, ["sampling_params.top_k", "20", "allowed: -1"]),
+        ({"sampling_params": {"repetition_penalty": 1.1}}, ["repetition_penalty", "1.1"]),
+        ({"sampling_params": {"temperature": -1}}, ["temperature", "-1", "0..100"]),
+        ({"sampling_params": {"max_new_tokens": 0}}, ["max_new_tokens", "0", "1 and more"]),
+        ({"sampling_params": {"max_new_tokens": "many"}}, ["max_new_tokens", "int"]),
+        ({"sampling_params": [1]}, ["sampling_params", "object"]),
+        ({"input_ids": [1, 64]}, ["input_ids", "64", "0..63"]),
+        ({"input_ids": [-1]}, ["input_ids", "0..63"]),
+        ({"input_ids": [1 << 40]}, ["input_ids"]),
+        ({"input_ids": []}, ["input_ids", "1..64"]),
+        ({"input_ids": [1] * 65}, ["input_ids", "65", "1..64"]),
+        ({"input_ids": "abc"}, ["array", "input_ids"]),
+        ({"return_routed_experts": True, "routed_experts_start_len": 9}, ["routed_experts_start_len", "9", "0..3"]),
+    ],
+)
+def test_bad_input_is_refused_by_field_value_and_what_is_allowed(change, said, shared_replica):
+    status, text = shared_replica({"input_ids": [1, 2, 3], **change})
+    assert status == 400
+    message = json.loads(text)["error"]["message"]
+    assert all(word in message for word in said), message
+
+
+@pytest.fixture(scope="module")
+def shared_replica(tmp_path_factory):
+    """A replica in a process of its own that serves a checkpoint directory; returns a function that asks it."""
+    platform = Platform(tmp_path_factory.mktemp("shared"))
+    process, url = start_process(platform, ETUDE_CHECKPOINT=str(platform.base))
+
+    def ask_it(body: Any) -> tuple[int, str]:
+        async def post() -> tuple[int, str]:
+            async with aiohttp.ClientSession() as session, session.post(f"{url}/generate", json=body) as response:
+                return response.status, await response.text()
+
+        return asyncio.run(post())
+
+    yield ask_it
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+
+
+def start_process(platform: Platform, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
+    """`python -m services.inference`, ready."""
+    env = {**os.environ, "ETUDE_STATE": str(platform.state), "ETUDE_NAME": "replica", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "services.inference"], env={**env, **environment})
+    note = platform.state / "run" / "replica.json"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            found = json.loads(note.read_text())
+            if found["pid"] == process.pid and asyncio.run(ask(found["url"], "/readyz"))[0] == 200:
+                return process, found["url"]
+        assert process.poll() is None, "the service ended"
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError("not ready within 60 s")
+
+
+def test_a_checkpoint_directory_is_served_as_version_0_without_a_run(shared_replica):
+    status, text = shared_replica(body_of([1, 2, 3], 4))
+    assert status == 200
+    assert json.loads(text)["meta_info"]["weight_version"] == "0"
+
+
+def test_a_stream_tells_every_token_and_ends_with_the_whole_answer(shared_replica):
+    status, text = shared_replica(body_of([1, 2, 3], 4, stream=True, sampling={"sampling_seed": 3}))
+    assert status == 200
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    whole = json.loads(events[-2])
+    assert whole["meta_info"]["finish_reason"]["type"] == "length"
+    parts = [json.loads(e)["output_ids"] for e in events[:-2]]
+    assert all(whole["output_ids"][: len(part)] == part for part in parts)
+    plain = json.loads(shared_replica(body_of([1, 2, 3], 4, sampling={"sampling_seed": 3}))[1])
+    assert plain["output_ids"] == whole["output_ids"]
+
+
+def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
+    async def test(p: Platform) -> None:
+        for serial in range(3):
+            p.write_version(serial, serial - 1 if serial else None)
+            await p.announce(serial, serial - 1)
+        await p.start_run()
+        async with p.replica(pool="evaluation") as replica:
+            message, seen = await p.applied(0)
+            assert message.pool == "evaluation"
+            url = replica.health.url
+            status, answer = await ask(url, "/pin", {"serial": 9})
+            assert status == 400
+            assert "9" in answer["error"]["message"]
+            assert await ask(url, "/pin", {"serial": 1}) == (200, {"serial": 1, "run": RUN})
+            await p.applied(1, after=seen)
+            checked = (await ask(url, "/weights_checker", {}))[1]
+            assert checked["checksum"] == read_manifest(p.objects, p.versions[1].manifest).checksum
+            assert await ask(url, "/pin", {"serial": 0}) == (200, {"serial": 0, "run": RUN})
+        async with p.replica(pool="evaluation", pinned=2):
+            _, again = await p.applied(2)
+            assert again > seen
+
+    run(test, tmp_path)
+
+
+def test_a_killed_replica_comes_back_and_catches_up_by_itself(tmp_path):
+    platform = Platform(tmp_path)
+
+    def version(serial: int) -> None:
+        platform.write_version(serial, serial - 1 if serial else None)
+        asyncio.run(platform.announce(serial, serial - 1))
+
+    version(0)
+    asyncio.run(platform.start_run())
+    version(1)
+    process, url = start_process(platform)
+    assert asyncio.run(ask(url, "/model_info"))[1]["serial"] == 1
+    process.kill()
+    process.wait()
+    version(2)
+    version(3)
+    process, url = start_process(platform)
+    try:
+        assert asyncio.run(ask(url, "/model_info"))[1]["serial"] == 3
+        shown = subprocess.run(
+            [sys.executable, "-m", "etude.cli", "inference", "checksum", url],
+            env={**os.environ, "ETUDE_STATE": str(platform.state)},
+            capture_output=True,
+            text=True,
+        )
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout)["equal"] is True
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    asyncio.run(platform.bus.close())
