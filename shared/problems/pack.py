@@ -17,7 +17,7 @@ from shared.problems.schema import Hidden, Problem, ProblemError
 
 LEVEL = 10
 MAX_UNPACKED = 1 << 30  # a bomb is refused while it is unpacked
-_CHUNK = 1 << 20
+_STEP = 1 << 16  # bytes unpacked at a time
 
 Entry = TypeVar("Entry", Problem, Hidden)
 
@@ -49,13 +49,22 @@ def _read(data: bytes, kind: type[Entry]) -> Iterator[Entry]:
 
 
 def _unpack(data: bytes) -> bytes:
-    out = io.BytesIO()
+    """In small steps, so that a bomb ends early; frames may follow each other, none may be cut short."""
+    out, rest = io.BytesIO(), memoryview(data)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
-            while chunk := stream.read(_CHUNK):
-                out.write(chunk)
+        while True:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            while rest and not frame.eof:
+                step, rest = rest[:_STEP], rest[_STEP:]
+                out.write(frame.decompress(step))
                 if out.tell() > MAX_UNPACKED:
                     raise ProblemError(f"a pack of more than {MAX_UNPACKED} bytes when unpacked")
+            if not frame.eof:
+                raise ProblemError(
+                    f"not a whole pack (zstd-compressed JSON lines): the end of {len(data)} bytes is missing"
+                )
+            rest = memoryview(frame.unused_data + bytes(rest))
+            if not rest:
+                return out.getvalue()
     except zstandard.ZstdError as error:
         raise ProblemError(f"not a pack (zstd-compressed JSON lines): {error}") from None
-    return out.getvalue()

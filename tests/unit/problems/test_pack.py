@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import zstandard
+
+from shared.problems import Case, Hidden, Problem, ProblemError
+from shared.problems.pack import read_hidden, read_problems, write
+
+PROBLEMS = [Problem(id=f"p{i}", files={"f.py": f"def f(): return {i}"}, entry="f", visible=[]) for i in range(3000)]
+HIDDEN = [Hidden(id=p.id, cases=[Case(args="[]", expected="1")]) for p in PROBLEMS]
+
+
+def test_what_is_written_is_read_and_the_same_entries_give_the_same_bytes() -> None:
+    assert read_problems(write(PROBLEMS)) == PROBLEMS
+    assert read_hidden(write(HIDDEN)) == HIDDEN
+    assert write(PROBLEMS) == write(PROBLEMS)
+    assert read_problems(write([])) == []
+
+
+def test_packs_may_be_joined_byte_by_byte() -> None:
+    assert read_problems(write(PROBLEMS[:10]) + write(PROBLEMS[10:])) == PROBLEMS
+
+
+def test_damage_is_refused_with_the_line() -> None:
+    whole = write(PROBLEMS)
+    for broken in (b"", b"junk", whole[:-1], whole[: len(whole) // 2], whole + b"x"):
+        with pytest.raises(ProblemError, match="pack"):
+            read_problems(broken)
+    with pytest.raises(ProblemError, match="line 2"):
+        read_hidden(zstandard.compress(b'{"id": "a", "cases": []}\n{"id": "b"}\n'))
