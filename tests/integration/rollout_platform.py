@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import zstandard
 from aiohttp import web
 
 from services.rollout.config import RolloutSettings
@@ -33,6 +32,7 @@ from shared.formats.compact import Compact
 from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Case, Problem
+from shared.problems.pack import write
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
 
@@ -236,7 +236,7 @@ class Platform:
 async def platform(state: Path, checkpoint: Path) -> AsyncIterator[Platform]:
     bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
     objects = stores.connect(f"file:{state / 'objects'}")
-    pack = objects.put("pack", zstandard.compress(b"".join(msgspec.json.encode(p) + b"\n" for p in PROBLEMS)))
+    pack = objects.put("pack", write(PROBLEMS))
     config = RunConfig(run=RUN, base=upload_directory(objects, "base", checkpoint), pack=pack, pack_hidden=pack)
     objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(config))
     chat = load_format(checkpoint)
