@@ -19,9 +19,11 @@ BUG_COUNTS = (1, 2, 3, 4)
 BUG_SHARES = (0.35, 0.3, 0.2, 0.15)
 MAX_SPAN = 14  # tokens of OLD and NEW together: a longer one is no slip
 _NAMES = tuple(
-    (
-        "a b c d e x y z n m k i j p q s t v w text word line item items data values result res out total count cur prev "
-        "left right start end idx key val node name num size seq arr acc tmp buf char path first last low high step"
+    " ".join(
+        [
+            "a b c d e x y z n m k i j p q s t v w text word line item items data values result res out total count cur",
+            "prev left right start end idx key val node name num size seq arr acc tmp buf char path first last low high",
+        ]
     ).split()
 )
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.trainer.base.samples import Weight
-from shared.model import Transformer, causal_rows, load_balancing_loss
+from shared.model import Output, Transformer, causal_rows, load_balancing_loss
 
 BALANCE = 0.01  # of the router's load-balancing loss, as in Switch Transformer
 
@@ -26,7 +26,7 @@ class Figures:
     samples: int = 0
 
 
-def _run(model: Transformer, tokens_BT: Tensor):  # noqa: ANN202
+def _run(model: Transformer, tokens_BT: Tensor) -> tuple[Output, Tensor]:
     B, T = tokens_BT.shape
     positions_N = torch.arange(T).repeat(B)
     return model(tokens_BT.flatten(), positions_N, causal_rows(B, T)), positions_N

@@ -5,6 +5,7 @@ Invariants: nothing is pickled; the same arrays, token budget, ranks and seed gi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -117,10 +118,10 @@ def batches(lengths: np.ndarray, tokens: int, ranks: int, seed: int) -> Iterator
             pool = order[start : start + _POOL]
             pool = pool[np.argsort(lengths[pool], kind="stable")]
             cut = _cut(lengths[pool], tokens)
-            groups = [pool[a:b] for a, b in zip(cut, cut[1:], strict=False)]
+            groups = [pool[a:b] for a, b in itertools.pairwise(cut)]
             steps = [groups[i : i + ranks] for i in range(0, len(groups) - ranks + 1, ranks)]
             if not steps:  # fewer batches than ranks: share the samples out
-                steps = [[part for part in np.array_split(pool, ranks)]] if len(pool) >= ranks else []
+                steps = [list(np.array_split(pool, ranks))] if len(pool) >= ranks else []
             for i in rng.permutation(len(steps)):
                 yield steps[i]
 

@@ -54,6 +54,6 @@ SFT = Phase("sft", share=0.32, start=0.4, end=0.0, context_weight=0.1)
 MTP = Phase("mtp", share=0.08, start=1.0, end=0.05, context_weight=0.0)
 
 MUON_LR = 0.02
-ADAM_LR = 3e-3
+ADAM_LR = 1e-2
 CLIP = 4.0
-TOKENS_PER_RANK = 2560  # of a batch, padding included
+TOKENS_PER_RANK = 1792  # of a batch, padding included

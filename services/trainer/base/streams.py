@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,11 +31,10 @@ from services.trainer.base.samples import Sample, Samples
 from services.trainer.base.tokenizer import train
 from shared.formats.compact import Compact
 from shared.problems import Hidden, Problem, values
-from shared.sandbox import Functions, Limits, connect
+from shared.sandbox import Limits, connect
+from shared.sandbox.pool import FunctionPool
 
 MAX_SAMPLE = 360  # tokens: a longer function costs more than it teaches
-DENOISING_DRAWS = 4  # of each function
-TRACE_DRAWS = 3  # of each problem
 VALIDATION = 400  # dev problems
 VERSION = "1"  # of how streams are made: part of the cache's key
 CALLS = Limits(time_s=1.0, call_s=0.1, memory_mb=512)
@@ -43,47 +44,60 @@ R = TypeVar("R")
 Pair = tuple[Problem, Hidden]
 
 
-def make(pack: Path, directory: Path, seed: int, processes: int, sandbox: str) -> None:
-    """Fills `directory` unless it is up to date already."""
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How many samples are drawn of each function (code as it is, with bugs) and of each problem."""
+
+    code: int = 1
+    denoise: int = 4
+    traces: int = 3
+
+
+def make(
+    pack: Path, directory: Path, seed: int, processes: int, sandbox: str, draws: Draws, tokenizer: Path | None = None
+) -> None:
+    """Fills `directory` unless it is up to date already. `tokenizer`: an existing one; else one is trained."""
     names = (packs.PRETRAIN, *(f"{s}.{part}.jsonl.zst" for s in ("train", "dev") for part in ("public", "hidden")))
-    key = f"{VERSION}-{seed}-{packs.digest(pack, names)}"
+    key = f"{VERSION}-{seed}-{draws}-{tokenizer and tokenizer.read_bytes()[-1024:].hex()}-{packs.digest(pack, names)}"
     done = directory / "complete.json"
     if done.is_file() and json.loads(done.read_text()).get("key") == key:
         return
     directory.mkdir(parents=True, exist_ok=True)
     done.unlink(missing_ok=True)
-    sources = sorted({f.source.rstrip("\n") for f in packs.functions(pack)})
     train_problems, dev = packs.problems(pack, "train"), packs.problems(pack, "dev")
-    originals = sorted({packs.solution(hidden).rstrip("\n") for _, hidden in train_problems})
-    (directory / "sources.json").write_text(json.dumps(sorted({*sources, *originals})))
+    functions = sorted(
+        {f.source.rstrip("\n") for f in packs.functions(pack)}
+        | {packs.solution(hidden).rstrip("\n") for _, hidden in train_problems}
+    )
+    (directory / "sources.json").write_text(json.dumps(functions))
+    if tokenizer:
+        shutil.copyfile(tokenizer, directory / "tokenizer.json")
+    else:
+        train(_texts(functions, train_problems), directory / "tokenizer.json")
     tokenizer = directory / "tokenizer.json"
-    train(_texts(sorted({*sources, *originals}), train_problems), tokenizer)
-
+    random.Random(seed).shuffle(dev)
     with Progress() as progress, multiprocessing.get_context("spawn").Pool(processes, _begin, (tokenizer,)) as pool:
 
         def over(what: str, work: Callable[[T], list[R]], items: Sequence[T]) -> list[R]:
             task = progress.add_task(what, total=len(items))
             found: list[R] = []
-            for part in pool.imap(work, items, chunksize=64):
+            for part in pool.imap(work, items, chunksize=32):
                 found += part
                 progress.advance(task)
             return found
 
-        functions = sorted({*sources, *originals})
-        Samples.of(over("code", _code, functions)).save(directory / "code.npz")
-        numbered = [(source, f"{seed}-{i}") for i, source in enumerate(functions)]
-        Samples.of(over("bugs", _denoise, numbered)).save(directory / "denoise.npz")
-        plans = over("traces", _plan, [(pair, f"{seed}-{i}", TRACE_DRAWS) for i, pair in enumerate(train_problems)])
-        task = progress.add_task("tests", total=len(plans))
-        format = Compact(tokenizer)
-        functions_pool = connect(sandbox, processes)
-        try:
-            written = list(_executed(plans, functions_pool, format, partial(progress.advance, task)))
-        finally:
-            functions_pool.close_sync()
-        Samples.of(s for s in written if len(s.ids) <= MAX_SAMPLE).save(directory / "traces.npz")
-        random.Random(seed).shuffle(dev)
+        Samples.of(over("code", _code, functions * draws.code)).save(directory / "code.npz")
+        items = [(source, f"{seed}-{i}", draws.denoise) for i, source in enumerate(functions)]
+        Samples.of(over("bugs", _denoise, items)).save(directory / "denoise.npz")
+        plans = over("plans", _plan, [(pair, f"{seed}-{i}", draws.traces) for i, pair in enumerate(train_problems)])
         Samples.of(over("validation", _perfect, dev[:VALIDATION])).save(directory / "validation.npz")
+        task = progress.add_task("tests", total=len(plans))
+        pool_of_sandboxes = connect(sandbox, processes)
+        try:
+            written = _executed(plans, pool_of_sandboxes, Compact(tokenizer), partial(progress.advance, task))
+            Samples.of(s for s in written if len(s.ids) <= MAX_SAMPLE).save(directory / "traces.npz")
+        finally:
+            pool_of_sandboxes.close_sync()
     done.write_text(json.dumps({"key": key, "functions": len(functions), "problems": len(train_problems)}))
 
 
@@ -115,11 +129,11 @@ def _code(source: str) -> list[Sample]:
     return _fitting(code_sample(source, _format))
 
 
-def _denoise(item: tuple[str, str]) -> list[Sample]:
-    source, seed = item
+def _denoise(item: tuple[str, str, int]) -> list[Sample]:
+    source, seed, draws = item
     rng = random.Random(seed)
     samples = []
-    for draw in range(DENOISING_DRAWS):
+    for draw in range(draws):
         try:
             text = renamed(source, rng) if draw else source
             samples += _fitting(denoising_sample(text, _format, rng))
@@ -140,7 +154,7 @@ def _perfect(pair: Pair) -> list[Sample]:
 
 
 def _executed(
-    plans: Sequence[traces.Plan], functions: Functions, format: Compact, advance: Callable[[float], None]
+    plans: Sequence[traces.Plan], functions: FunctionPool, format: Compact, advance: Callable[[float], None]
 ) -> Iterator[Sample]:
     """Runs the wrong candidates of the plans, many at a time, and writes the traces."""
     for start in range(0, len(plans), 64):

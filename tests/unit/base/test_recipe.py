@@ -1,0 +1,116 @@
+"""The whole recipe on a pack in miniature: seconds of training, every part real."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from services.trainer.base import leak, streams
+from services.trainer.base.cli import app
+from services.trainer.base.samples import Samples
+from shared.formats.compact import Compact
+from shared.model import load_checkpoint
+from shared.problems.signatures import read_signatures
+
+
+@pytest.fixture(scope="module")
+def made(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    work, out = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("out")
+    arguments = [
+        "--pack",
+        pack,
+        "--work",
+        work,
+        "--out",
+        out,
+        "--minutes",
+        0.1,
+        "--processes",
+        1,
+        "--sandbox",
+        "process",
+    ]
+    result = CliRunner().invoke(app, ["make", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return work, out
+
+
+def test_a_checkpoint_is_shipped_with_all_that_belongs_to_it(made: tuple[Path, Path]) -> None:
+    work, out = made
+    model, format = load_checkpoint(out), Compact.load(out)
+    assert format.vocab_size == model.config.vocab_size == 2048
+    assert (out / "model.safetensors").stat().st_size <= 12 << 20
+    card = (out / "README.md").read_text()
+    assert "## Leak report" in card
+    assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
+    phases = [json.loads(line)["phase"] for line in (work / "losses.jsonl").read_text().splitlines()]
+    assert list(dict.fromkeys(phases)) == ["pretrain", "sft", "mtp"]
+
+
+def test_mtp_distillation_leaves_the_trunk_bit_for_bit(made: tuple[Path, Path]) -> None:
+    work, _ = made
+    before, after = load_checkpoint(work / "sft").state_dict(), load_checkpoint(work / "mtp").state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("mtp_layers.") for name in moved)
+
+
+def test_signatures_name_every_function_of_the_streams(made: tuple[Path, Path]) -> None:
+    work, out = made
+    from shared.problems.signatures import fingerprint
+
+    known = read_signatures(out / "signatures.npz")
+    sources = json.loads((work / "streams" / "sources.json").read_text())
+    assert all(known.has_near(*fingerprint(source)) for source in sources[::20])
+
+
+def test_the_leak_report_is_clean_and_finds_a_planted_copy(made: tuple[Path, Path], pack: Path, tmp_path: Path) -> None:
+    work, _ = made
+    assert leak.report(pack, work / "streams").clean
+    planted = "def renamed(values, k):\n    return values[-k:] if k > 0 else []"
+    sources = json.loads((work / "streams" / "sources.json").read_text())
+    (tmp_path / "sources.json").write_text(json.dumps([*sources, planted]))
+    report = leak.report(pack, tmp_path)
+    assert not report.clean
+    assert (report.splits["rl"].exact, report.splits["held_out"].near) == (1, 0)
+
+
+def test_streams_are_equal_for_equal_pack_and_seed(made: tuple[Path, Path], pack: Path, tmp_path: Path) -> None:
+    work, _ = made
+    streams.make(pack, tmp_path, 1, 1, "process", streams.Draws())
+    for name in ("code", "denoise", "traces", "validation"):
+        again, first = Samples.load(tmp_path / f"{name}.npz"), Samples.load(work / "streams" / f"{name}.npz")
+        assert (again.tokens == first.tokens).all()
+        assert (again.weights == first.weights).all()
+    assert (tmp_path / "tokenizer.json").read_bytes() == (work / "streams" / "tokenizer.json").read_bytes()
+
+
+def test_sft_goes_on_from_a_checkpoint_with_its_own_tokenizer(
+    made: tuple[Path, Path], pack: Path, tmp_path: Path
+) -> None:
+    _, out = made
+    arguments = ["--from", out, "--pack", pack, "--out", tmp_path / "more", "--minutes", 0.03, "--processes", 1]
+    result = CliRunner().invoke(app, ["sft", *map(str, arguments), "--sandbox", "process"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "more" / "tokenizer.json").read_bytes() == (out / "tokenizer.json").read_bytes()
+    before, after = load_checkpoint(out), load_checkpoint(tmp_path / "more")
+    assert not torch.equal(before.embed_tokens.weight, after.embed_tokens.weight)
+
+
+def test_a_probe_plays_dev_problems_to_their_end_and_refuses_held_out(made: tuple[Path, Path], pack: Path) -> None:
+    _, out = made
+    arguments = ["probe", str(out), "--pack", str(pack), "--samples", "2", "--count", "4", "--sandbox", "process"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    figures = json.loads(result.output)
+    assert figures["problems"] == 4
+    assert 0 <= figures["pass_at_1"] <= figures["best"] <= 1
+    with pytest.raises(ValueError, match="held_out"):
+        CliRunner().invoke(app, [*arguments, "--split", "held_out"], catch_exceptions=False)
+
+
+def test_a_directory_that_is_no_pack_is_refused_by_name(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["make", "--pack", str(tmp_path), "--work", str(tmp_path / "w")])
+    assert result.exit_code == 2
+    assert "etude tasks mutate" in result.output
