@@ -17,7 +17,7 @@ import zstandard
 from rich.console import Console
 
 from etude.demo.conduct import Conductor, Stalled
-from etude.demo.prepare import DemoError, configure, own_split, store_config, upload_pack
+from etude.demo.prepare import DemoError, configure, own_problems, store_config, upload_pack, write_split
 from etude.demo.report import figures_of
 from etude.demo.watch import watching
 from etude.supervisor import ServiceSpec, Supervisor
@@ -102,7 +102,7 @@ def run(checkpoint: Path, problems: Path, samples: int, out: Path | None, limit:
         return 2
     try:
         with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
-            pack = own_split(problems, Path(folder), "all")
+            pack = write_split(Path(folder), "all", own_problems(problems))
             report = asyncio.run(measure(checkpoint, pack, "all", samples=samples, limit=limit, console=console))
     except (DemoError, Stalled, NotACheckpoint) as error:
         console.print(str(error), style="red")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from etude.demo.options import DemoOptions
 from shared.contracts.run import Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
 from shared.objects import Objects
+from shared.problems import Hidden, Problem, ProblemError, pack, parse_line
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
@@ -80,28 +83,38 @@ def store_config(objects: Objects, config: RunConfig) -> Ref:
 
 
 def own_pack(path: Path, directory: Path) -> Path:
-    """A pack of two splits (rl, held_out) from a user's JSONL file. Raises DemoError naming line and field."""
-    from shared.problems.pack import import_jsonl, write_split
-
-    from shared.problems import ProblemError
-
-    try:
-        pairs = import_jsonl(path)
-    except (ProblemError, OSError) as error:
-        raise DemoError(f"{path}: {error}") from None
-    import xxhash
-
-    def held(relatives: str) -> bool:
-        return xxhash.xxh3_64_intdigest(relatives) % 1000 < OWN_HELD_OUT * 1000
-
-    splits = {
-        "held_out": [pair for pair in pairs if held(pair[0].cell or pair[0].id)],
-        "rl": [pair for pair in pairs if not held(pair[0].cell or pair[0].id)],
-    }
+    """A pack of two splits (rl, held_out) from a user's JSONL file, relatives kept together. Raises DemoError."""
+    pairs = own_problems(path)
+    splits: dict[str, list[tuple[Problem, Hidden]]] = {"rl": [], "held_out": []}
+    for problem, hidden in pairs:
+        relatives = problem.cell or problem.id
+        held = xxhash.xxh3_64_intdigest(relatives.encode()) % 1000 < OWN_HELD_OUT * 1000
+        splits["held_out" if held else "rl"].append((problem, hidden))
     for name, members in splits.items():
         if not members:
-            raise DemoError(
-                f"{path}: {len(pairs)} problems are too few: none is left for the split {name!r}; give at least 20"
-            )
+            raise DemoError(f"{path}: {len(pairs)} problems are too few: none is left for {name!r}; give at least 20")
         write_split(directory, name, members)
+    return directory
+
+
+def own_problems(path: Path) -> list[tuple[Problem, Hidden]]:
+    """A user's JSONL file (docs/problems.md). Raises DemoError naming the line and the field."""
+    try:
+        lines = path.read_text().splitlines()
+        pairs = [parse_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    except (ProblemError, OSError, UnicodeDecodeError) as error:
+        raise DemoError(f"{path}: {error}") from None
+    if not pairs:
+        raise DemoError(f"{path}: no problems in it; one JSON object a line is expected (docs/problems.md)")
+    ids = [problem.id for problem, _ in pairs]
+    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
+        raise DemoError(f"{path}: field 'id': {twice!r} stands on more than one line; ids are unique")
+    return pairs
+
+
+def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:
+    """Both parts of one split. Returns the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.public.jsonl.zst").write_bytes(pack.write(problem for problem, _ in members))
+    (directory / f"{name}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in members))
     return directory
