@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from shared.contracts.run import TrainConfig
-from shared.model import Transformer, published, published_tensors
+from shared.model import Transformer, published
 from shared.model.checkpoint import KEPT_IN_FLOAT32
-from shared.weights.torch_tensors import to_bits
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
@@ -118,12 +117,6 @@ class _Optimiser:
             for p in parameters:
                 p.grad = None  # AdamW skips a parameter without gradient
 
-    def zero(self) -> None:
-        """Forgets accumulated gradients."""
-        self.engine.zero_grad()
-        if self.stage:
-            self.engine.optimizer.zero_grad()
-
     def state(self) -> dict[str, Tensor]:
         """Masters, moments and step count by name; independent of ZeRO stage and ranks."""
         result: dict[str, Tensor] = {}
@@ -135,6 +128,8 @@ class _Optimiser:
         return result
 
     def load(self, state: Mapping[str, Tensor]) -> None:
+        if self.stage:
+            self._make_moments()
         for name, p in self.named.items():
             for key in (name, *(f"{name}:{m}" for m in MOMENTS)):
                 if key not in state or state[key].shape != p.shape:
@@ -142,6 +137,14 @@ class _Optimiser:
             self._load_parameter(p, state[name], {m: state[f"{name}:{m}"] for m in MOMENTS})
         for inner in self.base.state.values():
             inner["step"] = state[":step"].clone()
+
+    def _make_moments(self) -> None:
+        """AdamW makes its moments in its first step, and ZeRO links them to the parameters then: ahead of it here."""
+        for group in self.base.param_groups:
+            for flat in group["params"]:
+                moments = {m: torch.zeros_like(flat) for m in MOMENTS}
+                self.base.state.setdefault(flat, {"step": torch.tensor(0.0), **moments})
+        self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _load_parameter(self, p: nn.Parameter, value: Tensor, moments: Mapping[str, Tensor]) -> None:
         if self.stage == 0:
@@ -212,24 +215,12 @@ class Engine:
             self._mtp.step(self.config.mtp_learning_rate * warm)
         return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, self._trunk.finite)
 
-    def forget_gradients(self) -> None:
-        self._trunk.zero()
-        if self._mtp is not None:
-            self._mtp.zero()
-
-    def published_bits(self) -> dict[str, np.ndarray]:
-        """What the engines serve: bf16 bits of the masters under their published names. A copy."""
-        tensors = published_tensors(self.model)
-        keep = frozenset(name for name in tensors if name.endswith(KEPT_IN_FLOAT32))
-        return to_bits(tensors, keep_float32=keep)
-
     def state(self) -> dict[str, Tensor]:
         """All that a resume needs, by name, on the host."""
         result = {f"trunk/{k}": v for k, v in self._trunk.state().items()}
         if self._mtp is not None:
             result |= {f"mtp/{k}": v for k, v in self._mtp.state().items()}
-        else:
-            result |= {f"frozen/{n}": p.detach() for n, p in self.model.mtp_layers.named_parameters()}
+        result |= {f"frozen/{n}": p.detach() for n, p in self._frozen().items()}
         result |= {f"buffer/{n}": b for n, b in self.model.named_buffers() if n.endswith(KEPT_IN_FLOAT32)}
         return {name: tensor.to("cpu", torch.float32).contiguous().clone() for name, tensor in result.items()}
 
@@ -239,9 +230,13 @@ class Engine:
         if self._mtp is not None:
             self._mtp.load({k.removeprefix("mtp/"): v for k, v in state.items() if k.startswith("mtp/")})
         for prefix, found in (
-            ("frozen/", dict(self.model.mtp_layers.named_parameters())),
+            ("frozen/", self._frozen()),
             ("buffer/", dict(self.model.named_buffers())),
         ):
             for key, value in state.items():
                 if key.startswith(prefix) and key.removeprefix(prefix) in found:
                     found[key.removeprefix(prefix)].data.copy_(value)
+
+    def _frozen(self) -> dict[str, nn.Parameter]:
+        """MTP layers that this run does not train."""
+        return {} if self._mtp else {n: p for n, p in self.model.named_parameters() if n.startswith("mtp_layers.")}

@@ -32,18 +32,20 @@ class Block:
 
 
 class _Reorder(torch.autograd.Function):
-    """rows[take]; the gradient is grad[back]. Right where every row that counts is taken at exactly one place, and the
-    gradient of all other places is zero. Two gathers instead of a gather and a scatter-add."""
+    """rows[take]; the gradient is grad[back], and zero for the rows `void`: two gathers instead of a gather and a
+    scatter-add. Right where every other row is taken at the one place that `back` names, and what is taken besides
+    (padding) gets no gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, take: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
+    def forward(ctx: Any, rows: Tensor, take: Tensor, back: Tensor, void: Tensor | None) -> Tensor:
+        ctx.save_for_backward(back, void)
         return rows.index_select(0, take)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (back,) = ctx.saved_tensors
-        return grad.index_select(0, back), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        back, void = ctx.saved_tensors
+        result = grad.index_select(0, back)
+        return result if void is None else result.index_fill_(0, void, 0.0), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,18 @@ def attend_shared(blocks: Sequence[Block], device: torch.device | str = "cpu") -
                 padded += C
     take_M = torch.as_tensor(np.concatenate(take)).to(device)
     back_N = torch.as_tensor(back).to(device)
+    real = np.zeros(len(take_M), bool)
+    real[back] = True
+    padding = torch.as_tensor(np.flatnonzero(~real)).to(device)
     sizes = [b.P for b in blocks] + [b.B * b.C for b in buckets]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        qs, ks, vs = (_Reorder.apply(x, take_M, back_N).split(sizes) for x in (q, k, v))
+        qs, ks, vs = (_Reorder.apply(x, take_M, back_N, None).split(sizes) for x in (q, k, v))
         U = len(blocks)
         outputs = [_prefix(*x) if len(x[0]) else x[0] for x in zip(qs[:U], ks[:U], vs[:U], strict=True)]
         for b, qb, kb, vb in zip(buckets, qs[U:], ks[U:], vs[U:], strict=True):
             outputs.append(_branches(b, qb, kb, vb, ks[b.prefix], vs[b.prefix]))
-        return _Reorder.apply(torch.cat(outputs), back_N, take_M)
+        return _Reorder.apply(torch.cat(outputs), back_N, take_M, padding)
 
     return attend
 

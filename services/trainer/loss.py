@@ -45,16 +45,21 @@ def policy_loss(
     return -(weight_S * advantage_S * logprobs_S).sum() / norm
 
 
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: a softmax over bf16 logits would lose the small probabilities."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """log softmax(hidden @ head.T / temperature) at the targets, a block of rows at a time, forward and backward: the
     [S, V] matrix never exists. Logits are computed twice instead."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, log_z = (hidden.new_empty(len(hidden)) for _ in range(3))
+        logprobs, entropy, log_z = (_wide(hidden[:0]).new_empty(len(hidden)) for _ in range(3))
         for start in range(0, len(hidden), ROWS):
             rows = slice(start, start + ROWS)
-            logits = (hidden[rows] @ head.T).float().div_(temperature[rows, None])
+            logits = _wide(hidden[rows] @ head.T).div_(temperature[rows, None])
             log_z[rows] = logits.logsumexp(-1)
             logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_z[rows]
             p = (logits - log_z[rows, None]).exp_()
@@ -71,7 +76,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), ROWS):
             rows = slice(start, start + ROWS)
             scale = (grad[rows] / temperature[rows])[:, None]
-            logits = (hidden[rows] @ head.T).float().div_(temperature[rows, None])
+            logits = _wide(hidden[rows] @ head.T).div_(temperature[rows, None])
             d = logits.sub_(log_z[rows, None]).exp_().mul_(-scale)
             d.scatter_add_(1, targets[rows, None], scale)
             d = d.to(hidden.dtype)
@@ -94,12 +99,12 @@ class _FollowLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=student.device)
+        total = torch.zeros((), dtype=_wide(student[:0]).dtype, device=student.device)
         grad = torch.empty_like(student)
         for start in range(0, len(student), ROWS):
             rows = slice(start, start + ROWS)
-            p = (teacher[rows] @ head.T).float().softmax(-1)
-            log_q = (student[rows] @ head.T).float().log_softmax(-1)
+            p = _wide(teacher[rows] @ head.T).softmax(-1)
+            log_q = _wide(student[rows] @ head.T).log_softmax(-1)
             total -= (p * log_q).sum()
             torch.mm(log_q.exp_().sub_(p).to(student.dtype), head, out=grad[rows])
         ctx.save_for_backward(grad)

@@ -17,6 +17,7 @@ import structlog
 import torch
 
 from services.trainer import metrics, samples
+from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.hand import Hand
 from services.trainer.training import Advance, Announcement, TrainingRun
@@ -33,6 +34,7 @@ from shared.contracts.topics import (
 from shared.objects import Objects
 from shared.telemetry import Health
 
+FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
 A_RUN, GROUPS = "a run to be started (runs.control)", "groups"
 log = structlog.get_logger()
 
@@ -65,6 +67,7 @@ class Service:
         self.settings, self.bus, self.objects, self.health, self.stop = settings, bus, objects, health, stop
         self.runs: dict[str, RunState] = {}
         self.early: dict[str, OrderedDict[str, GroupReady]] = {}  # announced before the run is open here
+        self.acknowledged: dict[str, GroupReady] = {}  # of the open run, not yet trained or quarantined
         self.hand: Hand | None = None
         self.training: TrainingRun | None = None
         self.changed = asyncio.Event()
@@ -107,6 +110,7 @@ class Service:
         elif self.training.knows(ready.group) or ready.group in self.hand:
             metrics.REPEATED.labels(ready.run).inc()
         else:
+            self.acknowledged[ready.group] = ready
             self.hand.add(ready)
 
     def _wake(self) -> None:
@@ -187,16 +191,26 @@ class Service:
                 if self.runs[run].state == "stopping":
                     await self._checkpoint(training)  # what comes now may still make a batch, but need not
                 self.health.wait_on(GROUPS)
-                await hand.changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(hand.changed.wait(), FENCE_EVERY_S)
+                    continue
+                await self._in_thread(training.check_not_superseded)
             await self._checkpoint(training)
+        except Superseded:
+            await self._hand_over(training)
+            raise
         finally:
             self.health.clear(GROUPS)
             hand.close()
             self.hand = self.training = None
+            self.acknowledged.clear()
 
     async def _step(self, training: TrainingRun, batch: list[samples.Sample]) -> None:
         result: Advance = await self._in_thread(training.advance, batch)
         await self._announce(result.others)
+        for sample in batch:
+            if training.knows(sample.ready.group):
+                self.acknowledged.pop(sample.ready.group, None)
         if result.published is None or result.committed is None:
             return
         await self.bus.publish(POLICIES_PUBLISHED, training.run, result.published)
@@ -218,7 +232,14 @@ class Service:
         if training.has_uncheckpointed_steps:
             await self._in_thread(training.checkpoint)
 
+    async def _hand_over(self, training: TrainingRun) -> None:
+        """We were superseded, and have acknowledged groups that the newer trainer has not heard of: said again for it.
+        What it has trained or has in hand already, it drops."""
+        left = [ready for ready in self.acknowledged.values() if not training.knows(ready.group)]
+        await self.bus.publish_many([(GROUPS_READY, ready.run, ready) for ready in left])
+
     async def _untrainable(self, ready: GroupReady, reason: str) -> None:
+        self.acknowledged.pop(ready.group, None)
         if self.training is not None and self.training.run == ready.run:
             self.training.quarantined.add(ready.group)
         message = GroupQuarantined(run=ready.run, group=ready.group, reason=reason)

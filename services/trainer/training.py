@@ -21,6 +21,7 @@ import torch
 from services.trainer import checkpoints, lineage
 from services.trainer.checkpoints import Superseded
 from services.trainer.engine import Engine
+from services.trainer.masters import published_bits
 from services.trainer.samples import Sample
 from services.trainer.step import Trainer
 from shared import weights
@@ -123,7 +124,7 @@ class TrainingRun:
 
     def _publish(self, *, as_base: bool = False) -> PolicyPublished:
         """Puts the version of the present masters into the object store; durable when it returns."""
-        bits = self.engine.published_bits()
+        bits = published_bits(self.engine.model)
         base = as_base or self._version is None or self._since_base + 1 >= self.config.train.base_every
         previous = None if base else self._version
         while True:
@@ -258,6 +259,10 @@ class TrainingRun:
             "sampled_mean": float(np.mean(sampled)),
             "attempts": float(sum(map(len, rewards))),
         }
+
+    def check_not_superseded(self) -> None:
+        """Raises Superseded."""
+        checkpoints.check_not_superseded(self.objects, self.mine, self.run)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

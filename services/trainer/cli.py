@@ -1,0 +1,148 @@
+"""`etude weights …`: do engines, manifests and the trainer's masters agree, bit for bit?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from shared import objects as stores
+from shared import weights
+from shared.contracts.ids import policy_prefix
+from shared.contracts.run import Ref, RunConfig
+from shared.objects import ObjectMissing, Objects
+from shared.settings import ServiceSettings
+
+app = typer.Typer(no_args_is_help=True, help="Verify and export published weights.")
+TIMEOUT_S = 60
+Run = Annotated[str, typer.Option("--run", help="The run; empty: the newest one in the object store.")]
+
+
+@app.command()
+def verify(
+    run: Run = "",
+    engine: Annotated[
+        list[str] | None, typer.Option(help="Base URL of an engine; left out: all that run here.")
+    ] = None,
+) -> None:
+    """Every engine's live weights against the manifest of the version that it says it serves; the newest version rebuilt
+    from its chain; and bf16 of the masters in the trainer's newest checkpoint against their manifest.
+
+    Prints one JSON object a line. Exit code 0: all equal; 1: something differs; 2: nothing to compare.
+    """
+    settings = ServiceSettings()
+    objects = stores.connect(settings.objects_url)
+    run = run or _newest_run(objects)
+    lines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
+    lines += [_verify_chain(objects, run), _verify_masters(objects, run, settings.state / "trainer")]
+    for line in lines:
+        print(json.dumps(line))
+    compared = [line for line in lines if line["equal"] is not None]
+    raise typer.Exit(2 if not compared else 0 if all(line["equal"] for line in compared) else 1)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
+    run: Run = "",
+    serial: Annotated[int, typer.Option(help="The version; -1: the newest.")] = -1,
+) -> None:
+    """A published version as a Hugging Face checkpoint directory."""
+    from safetensors.torch import save_file
+
+    from shared.weights.checkpoint_objects import download_directory
+    from shared.weights.torch_tensors import from_bits
+
+    if out.exists():
+        print(f"{out}: exists already", file=sys.stderr)
+        raise typer.Exit(2)
+    objects = stores.connect(ServiceSettings().objects_url)
+    run = run or _newest_run(objects)
+    serial = weights.highest_serial(objects, run) if serial < 0 else serial
+    ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
+    tensors = from_bits(weights.rebuild(objects, ref))
+    base = download_directory(objects, _config(objects, run).base, out.with_name(f".{out.name}.base"))
+    try:
+        for old in [*base.glob("*.safetensors"), *base.glob("*.safetensors.index.json")]:
+            old.unlink()
+        save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+        base.rename(out)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    print(json.dumps({"run": run, "serial": serial, "directory": str(out)}))
+
+
+def _newest_run(objects: Objects) -> str:
+    """Ids sort by start."""
+    runs = {key.split("/")[1] for key in objects.list("runs/") if key.endswith("/config.json")}
+    if not runs:
+        print("no run in the object store; start one first (etude demo)", file=sys.stderr)
+        raise typer.Exit(2)
+    return max(runs)
+
+
+def _config(objects: Objects, run: str) -> RunConfig:
+    data = objects.get(objects.head(f"runs/{run}/config.json"))
+    return msgspec.json.decode(data, type=RunConfig)
+
+
+def _engines(settings: ServiceSettings) -> list[str]:
+    found = (json.loads(path.read_text()) for path in sorted((settings.state / "run").glob("*.json")))
+    return [entry["url"] for entry in found if isinstance(entry, dict) and entry.get("service") == "inference"]
+
+
+def _manifest(objects: Objects, run: str, serial: int) -> tuple[Ref, weights.Manifest]:
+    ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
+    return ref, weights.read_manifest(objects, ref)
+
+
+def _verify_engine(objects: Objects, url: str) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/weights_checker", b'{"action": "checksum"}', {"Content-Type": "application/json"}
+    )
+    line: dict[str, Any] = {"what": "engine", "url": url, "equal": None}
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            live = json.load(response)
+        manifest = _manifest(objects, live["run"], live["serial"])[1]
+    except (OSError, ValueError, ObjectMissing) as error:
+        return line | {"reason": str(error)}
+    line |= {"run": live["run"], "serial": live["serial"], "found": live["checksum"], "expected": manifest.checksum}
+    return line | {"equal": live["checksum"] == manifest.checksum}
+
+
+def _verify_chain(objects: Objects, run: str) -> dict[str, Any]:
+    serial = weights.highest_serial(objects, run)
+    line: dict[str, Any] = {"what": "chain", "run": run, "serial": serial, "equal": None}
+    if serial < 0:
+        return line | {"reason": "nothing was published"}
+    try:
+        ref, manifest = _manifest(objects, run, serial)
+        found = weights.checksum(weights.rebuild(objects, ref))
+    except weights.WeightsError as error:
+        return line | {"equal": False, "reason": str(error)}
+    return line | {"found": found, "expected": manifest.checksum, "equal": found == manifest.checksum}
+
+
+def _verify_masters(objects: Objects, run: str, cache: Path) -> dict[str, Any]:
+    from services.trainer import checkpoints, masters
+    from shared.model import ModelConfig
+    from shared.weights.checkpoint_objects import download_directory
+
+    line: dict[str, Any] = {"what": "masters", "run": run, "equal": None}
+    resume = checkpoints.find(objects, run, cache)
+    if resume.checkpoint is None or resume.state is None:
+        return line | {"reason": "no step checkpoint yet"}
+    base = _config(objects, run).base
+    shape = ModelConfig.load(download_directory(objects, base, cache / "base" / base.checksum))
+    bits = masters.published_bits(masters.model_from_state(shape, resume.state))
+    manifest = _manifest(objects, run, resume.checkpoint.serial)[1]
+    found = weights.checksum(bits)
+    line |= {"serial": manifest.serial, "step": resume.step, "found": found, "expected": manifest.checksum}
+    return line | {"equal": found == manifest.checksum}

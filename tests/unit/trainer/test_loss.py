@@ -1,0 +1,71 @@
+"""The policy gradient is the one on paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer import loss
+
+S, D, V = 40, 8, 11
+
+
+def test_advantages_are_rewards_minus_their_mean_and_nothing_else() -> None:
+    assert loss.advantages([1, 0, 0, 1]).tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert loss.advantages([0.3, 0.3]).tolist() == [0.0, 0.0]
+    nearly = loss.advantages([1.0, 0.999])
+    assert np.allclose(nearly, [0.0005, -0.0005])  # no division by the standard deviation
+
+
+def test_the_gradient_of_the_policy_loss_is_the_hand_derived_one() -> None:
+    """d loss / d logp_t = -min(p/q, clip) (A - kl (log p - log ref)) / norm, weight and penalty held fixed."""
+    rng = torch.Generator().manual_seed(0)
+    logprobs, sampled, reference, advantage = (torch.randn(S, generator=rng).double() for _ in range(4))
+    logprobs.requires_grad_()
+    loss.policy_loss(logprobs, sampled, reference, advantage, clip=1.5, kl=0.3, norm=7.0).backward()
+    p = logprobs.detach()
+    weight = np.minimum(np.exp(p - sampled), 1.5)
+    expected = -weight * (advantage - 0.3 * (p - reference)) / 7.0
+    assert torch.allclose(logprobs.grad, expected)
+    assert (weight == 1.5).any()
+
+
+@pytest.mark.parametrize("rows", [1024, 7])
+def test_token_logprobs_and_their_gradient_equal_the_plain_softmax(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(loss, "ROWS", rows)
+    torch.manual_seed(0)
+    hidden, head = torch.randn(S, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
+    targets, temperature, weight = torch.randint(V, (S,)), torch.rand(S) + 0.5, torch.randn(S)
+    logprobs, entropy = loss.token_logprobs(hidden, head, targets, temperature)
+    (logprobs * weight).sum().backward()
+    found = hidden.grad.clone(), head.grad.clone()
+    hidden.grad = head.grad = None
+    log_p = (hidden @ head.T / temperature[:, None]).log_softmax(-1)
+    plain = log_p.gather(1, targets[:, None])[:, 0]
+    (plain * weight).sum().backward()
+    assert torch.allclose(logprobs, plain, atol=1e-5)
+    assert torch.allclose(entropy, -(log_p.exp() * log_p).sum(-1), atol=1e-4)
+    assert torch.allclose(found[0], hidden.grad, atol=1e-5)
+    assert torch.allclose(found[1], head.grad, atol=1e-5)
+
+
+def test_following_is_soft_cross_entropy_and_moves_the_student_alone() -> None:
+    torch.manual_seed(0)
+    student, teacher, head = (torch.randn(n, D, requires_grad=True) for n in (S, S, V))
+    (loss.follow_loss(student, teacher, head) / 3).backward()
+    found = student.grad.clone()
+    assert teacher.grad is None
+    assert head.grad is None
+    student.grad = None
+    p = (teacher @ head.T).softmax(-1).detach()
+    (-(p * (student @ head.detach().T).log_softmax(-1)).sum() / 3).backward()
+    assert torch.allclose(found, student.grad, atol=1e-5)
+
+
+def test_mismatch_is_zero_for_equal_policies_and_its_k3_is_never_negative() -> None:
+    assert set(loss.mismatch(np.zeros(5)).values()) == {0.0}
+    figures = loss.mismatch(np.random.default_rng(0).normal(size=1000))
+    assert figures["k3"] > 0
+    assert figures["log_ratio_p50"] < figures["log_ratio_p99"] < figures["log_ratio_max"]
+    assert loss.mismatch(np.zeros(0)) == {}

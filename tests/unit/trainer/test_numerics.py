@@ -1,0 +1,254 @@
+"""Numerics promises of a step: sharing changes nothing, the MTP layer moves nothing else, KL pulls back."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from synthetic import SHAPE, policy, sequences
+
+from services.trainer import loss, packing, replay
+from services.trainer.engine import Engine
+from services.trainer.layout import attend_shared, lay_out
+from services.trainer.packing import TrainSequence
+from services.trainer.step import Trainer
+from shared.contracts.run import TrainConfig
+from shared.model import Transformer, causal_rows
+
+CONFIG = TrainConfig(learning_rate=1e-2, warmup_steps=0, norm_tokens=8.0, micro_batch_tokens=60)
+
+
+def gradients(
+    model: Transformer, found: list[TrainSequence], *, share: bool, tokens: int = 10_000
+) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    for part in packing.micro_batches(packing.form_units(found, replay=True, share=share), tokens):
+        batch = lay_out(part, follow=[True] * len(part))
+        recorded = replay.build(part, SHAPE.num_moe_layers, SHAPE.num_experts_per_tok, 0.0)
+        out = model(batch.tokens_N, batch.positions_N, attend_shared(batch.blocks), recorded)
+        hidden = out.hidden_ND[batch.predict_S]
+        logprobs, _ = loss.token_logprobs(hidden, model.head(), batch.target_S, batch.temperature_S)
+        sampled = batch.sampled_logprobs_S
+        loss.policy_loss(logprobs, sampled, None, batch.advantage_S, clip=2.0, kl=0.0, norm=10.0).backward()
+        if (mtp := batch.mtp) is not None:
+            residual = out.residual_ND.detach()[mtp.source_M]
+            student = model.mtp(residual, mtp.next_M, mtp.positions_M, attend_shared(mtp.blocks))
+            teacher = out.hidden_ND[mtp.teacher_R]
+            loss.follow_loss(student[mtp.student_R], teacher, model.head()).backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        scale = float(b[name].abs().max())
+        assert float((a[name] - b[name]).abs().max()) <= tolerance * max(scale, 1e-6), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_are_equal_with_and_without_prefix_sharing(seed: int) -> None:
+    model, found = policy(), sequences(np.random.default_rng(seed), groups=3, attempts=6)
+    assert_close(gradients(model, found, share=True), gradients(model, found, share=False))
+
+
+def test_gradients_do_not_depend_on_how_the_batch_is_cut() -> None:
+    model, found = policy(), sequences(np.random.default_rng(7), groups=3, attempts=6)
+    assert_close(gradients(model, found, share=True, tokens=25), gradients(model, found, share=True))
+
+
+def test_the_packed_forward_is_the_plain_causal_forward() -> None:
+    model, found = policy(), sequences(np.random.default_rng(3), groups=2, routed=False)
+    units = packing.form_units(found, replay=True)
+    batch = lay_out(units)
+    with torch.no_grad():
+        out = model(batch.tokens_N, batch.positions_N, attend_shared(batch.blocks))
+        hidden = out.hidden_ND[batch.predict_S]
+        packed, _ = loss.token_logprobs(hidden, model.head(), batch.target_S, batch.temperature_S)
+        plain = []
+        for s in (s for u in units for s in u.sequences):
+            T = len(s.tokens_T)
+            tokens = torch.as_tensor(s.tokens_T, dtype=torch.int64)
+            alone = model(tokens, torch.arange(T), causal_rows(1, T))
+            log_p = model.logits(alone.hidden_ND).log_softmax(-1)
+            targets = np.flatnonzero(s.sampled_T)
+            plain.append(log_p[targets - 1, tokens[targets]])
+    assert torch.allclose(packed, torch.cat(plain), atol=1e-5)
+
+
+def test_the_mtp_layout_is_the_plain_mtp_forward() -> None:
+    """Where a prefix branches, its last position stands once per branch."""
+    model, found = policy(), sequences(np.random.default_rng(5), groups=2, attempts=5, routed=False)
+    units = packing.form_units(found, replay=True)
+    batch = lay_out(units, follow=[True] * len(units))
+    mtp = batch.mtp
+    assert mtp is not None
+    with torch.no_grad():
+        out = model(batch.tokens_N, batch.positions_N, attend_shared(batch.blocks))
+        student = model.mtp(out.residual_ND[mtp.source_M], mtp.next_M, mtp.positions_M, attend_shared(mtp.blocks))
+        plain_students, plain_teachers = [], []
+        for s in (s for u in units for s in u.sequences):
+            T = len(s.tokens_T)
+            tokens = torch.as_tensor(s.tokens_T, dtype=torch.int64)
+            alone = model(tokens, torch.arange(T), causal_rows(1, T))
+            ahead = model.mtp(alone.residual_ND[:-1], tokens[1:], torch.arange(T - 1), causal_rows(1, T - 1))
+            t = np.flatnonzero(s.sampled_T) - 2  # position t predicts x_{t+2}, against the main head at t + 1
+            t = t[t >= s.context - 1]
+            plain_students.append(ahead[t])
+            plain_teachers.append(alone.hidden_ND[t + 1])
+    assert torch.allclose(student[mtp.student_R], torch.cat(plain_students), atol=1e-5)
+    assert torch.allclose(out.hidden_ND[mtp.teacher_R], torch.cat(plain_teachers), atol=1e-5)
+
+
+def test_replayed_experts_are_used_and_their_gate_learns() -> None:
+    model, found = policy(), sequences(np.random.default_rng(0), groups=1)
+    units = packing.form_units(found, replay=True)
+    batch = lay_out(units)
+    recorded = replay.build(units, 2, 2, 0.0)
+    out = model(batch.tokens_N, batch.positions_N, attend_shared(batch.blocks), recorded)
+    assert torch.equal(out.experts_NLK, recorded.experts_NLK)
+    out.hidden_ND.sum().backward()
+    assert float(model.layers[0].mlp.gate.weight.grad.abs().sum()) > 0
+
+
+def test_a_segment_without_routing_routes_itself() -> None:
+    a, b = sequences(np.random.default_rng(0), 1, 1), sequences(np.random.default_rng(1), 1, 1, routed=False)
+    units = packing.form_units([*a, *b], replay=True)
+    recorded = replay.build(units, 2, 2, 0.0)
+    fed = [u.fed for u in units]
+    assert recorded.valid_N.tolist() == [True] * fed[0] + [False] * fed[1]
+    assert replay.build(units[1:], 2, 2, 0.0) is None
+
+
+def updated(config: TrainConfig, found: list[TrainSequence], steps: int = 2, **options: object) -> Transformer:
+    model = policy()
+    trainer = Trainer(Engine(model, config), config, **options)
+    for step in range(1, steps + 1):
+        trainer.train(found, attempts=12, step=step)
+    return model
+
+
+def test_the_trunks_update_is_bit_equal_with_and_without_mtp() -> None:
+    found = sequences(np.random.default_rng(0), groups=3)
+    with_mtp = updated(CONFIG, found)
+    without = updated(msgspec.structs.replace(CONFIG, mtp=False), found)
+    start = policy()
+    moved = 0
+    for (name, a), (_, b), (_, c) in zip(
+        with_mtp.named_parameters(), without.named_parameters(), start.named_parameters(), strict=True
+    ):
+        if name.startswith("mtp_layers"):
+            assert torch.equal(b, c), name
+            moved += not torch.equal(a, c)
+        else:
+            assert torch.equal(a, b), name
+            assert not torch.equal(a, c), name
+    assert moved > 10
+
+
+def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:
+    reference = policy()
+    drifted = policy()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in drifted.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    config = TrainConfig(learning_rate=3e-3, warmup_steps=0, kl=1.0, norm_tokens=8.0, mtp=False)
+    trainer = Trainer(Engine(drifted, config), config, reference=copy.deepcopy(reference))
+    contexts = sequences(np.random.default_rng(0), groups=8, attempts=1, routed=False)
+
+    def divergence(found: list[TrainSequence]) -> float:
+        """Mean KL(drifted || reference) over the contexts, exactly."""
+        batch = lay_out(packing.form_units(found, replay=False))
+        attend = attend_shared(batch.blocks)
+        with torch.no_grad():
+            q, p = (
+                m.logits(m(batch.tokens_N, batch.positions_N, attend).hidden_ND[batch.predict_S]).log_softmax(-1)
+                for m in (drifted, reference)
+            )
+        return float((q.exp() * (q - p)).sum(-1).mean())
+
+    def on_policy() -> list[TrainSequence]:
+        """64 tokens per context, drawn from the drifted policy; advantage 0."""
+        found = []
+        for s in contexts:
+            T = s.context + 1
+            tokens = torch.as_tensor(s.tokens_T[:T].copy(), dtype=torch.int64)
+            with torch.no_grad():
+                out = drifted(tokens[:-1], torch.arange(T - 1), causal_rows(1, T - 1))
+                log_q = drifted.logits(out.hidden_ND[-1]).log_softmax(-1)
+            for token in torch.multinomial(log_q.exp(), 64, replacement=True).tolist():
+                logprobs = np.zeros(T, np.float32)
+                logprobs[-1] = float(log_q[token])
+                found.append(
+                    replace(
+                        s,
+                        tokens_T=np.append(s.tokens_T[: T - 1], token),
+                        sampled_T=np.arange(T) == T - 1,
+                        logprobs_T=logprobs,
+                        versions_T=s.versions_T[:T],
+                        advantage=0.0,
+                    )
+                )
+        return found
+
+    fixed = on_policy()
+    before = divergence(fixed)
+    for step in range(1, 31):
+        trainer.train(on_policy(), attempts=512, step=step)
+    assert divergence(fixed) < 0.6 * before
+
+
+def test_without_signal_nothing_moves() -> None:
+    found = [replace(s, advantage=0.0) for s in sequences(np.random.default_rng(0), groups=2)]
+    model = updated(CONFIG, found)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), policy().parameters(), strict=True))
+
+
+def test_a_group_whose_numbers_are_not_finite_is_left_out_and_named() -> None:
+    found = sequences(np.random.default_rng(0), groups=3)
+    model, healthy = policy(), policy()
+    broken = [replace(s, temperature=float("nan")) if s.group == 1 else s for s in found]
+    trained = Trainer(Engine(model, CONFIG), CONFIG).train(broken, attempts=12, step=1)
+    assert trained.bad_groups == {1}
+    assert trained.applied
+    Trainer(Engine(healthy, CONFIG), CONFIG).train([s for s in found if s.group != 1], attempts=12, step=1)
+    for a, b in zip(model.parameters(), healthy.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+    found = sequences(np.random.default_rng(0), groups=2)
+    model = policy()
+    huge = [replace(s, advantage=3e38) for s in found]
+    trained = Trainer(Engine(model, CONFIG), CONFIG).train(huge, attempts=1, step=1)
+    assert not trained.applied
+    for (name, a), b in zip(model.named_parameters(), policy().parameters(), strict=True):
+        assert torch.equal(a, b) or name.startswith("mtp_layers")
+
+
+def test_zero_stages_agree_and_exchange_their_state() -> None:
+    """A checkpoint is by tensor name: written under one ZeRO stage, read under another."""
+    found = sequences(np.random.default_rng(0), groups=3)
+    results = []
+    for stage in (0, 1):
+        model = policy()
+        engine = Engine(model, CONFIG, zero_stage=stage)
+        trainer = Trainer(engine, CONFIG)
+        for step in (1, 2):
+            trainer.train(found, attempts=12, step=step)
+        state = engine.state()
+        other = policy(9)
+        resumed = Engine(other, CONFIG, zero_stage=1 - stage)
+        resumed.load(state)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        trainer.train(found, attempts=12, step=3)
+        Trainer(resumed, CONFIG).train(found, attempts=12, step=3)
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+        results.append(model)
+    for a, b in zip(results[0].parameters(), results[1].parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
