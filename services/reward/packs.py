@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeVar
+
+import msgspec
+import zstandard
 
 from shared.contracts.run import Ref
 from shared.objects import Objects
 from shared.problems import Hidden, Problem
-from shared.problems.pack import read_hidden, read_problems
 
 REMEMBERED = 4  # parts of packs: a run's and its evaluation's
+
+Entry = TypeVar("Entry", Problem, Hidden)
 
 
 class PackError(ValueError):
@@ -21,22 +26,32 @@ class Packs:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._parts: OrderedDict[str, dict[str, Problem] | dict[str, Hidden]] = OrderedDict()
+        self._problems: OrderedDict[str, dict[str, Problem]] = OrderedDict()
+        self._hidden: OrderedDict[str, dict[str, Hidden]] = OrderedDict()
 
     def problem(self, pack: Ref, pack_hidden: Ref, problem: str) -> tuple[Problem, Hidden]:
         """Raises ObjectMissing, ObjectDamaged, PackError."""
-        public = self._part(pack, read_problems).get(problem)
-        hidden = self._part(pack_hidden, read_hidden).get(problem)
-        for part, ref in ((public, pack), (hidden, pack_hidden)):
-            if part is None:
-                raise PackError(f"pack {ref.key} has no problem {problem!r}")
-        return public, hidden  # type: ignore[return-value]
+        return (
+            self._find(self._problems, pack, Problem, problem),
+            self._find(self._hidden, pack_hidden, Hidden, problem),
+        )
 
-    def _part(self, ref: Ref, read: object) -> dict:
-        key = f"{read.__name__}:{ref.checksum}"  # type: ignore[attr-defined]
-        if key not in self._parts:
-            self._parts[key] = {entry.id: entry for entry in read(self._objects.get(ref))}  # type: ignore[operator]
-            while len(self._parts) > REMEMBERED:
-                self._parts.popitem(last=False)
-        self._parts.move_to_end(key)
-        return self._parts[key]
+    def _find(self, known: OrderedDict[str, dict[str, Entry]], ref: Ref, kind: type[Entry], problem: str) -> Entry:
+        if ref.checksum not in known:
+            known[ref.checksum] = self._read(ref, kind)
+            if len(known) > REMEMBERED:
+                known.popitem(last=False)
+        known.move_to_end(ref.checksum)
+        try:
+            return known[ref.checksum][problem]
+        except KeyError:
+            raise PackError(f"pack {ref.key} has no problem {problem!r}") from None
+
+    def _read(self, ref: Ref, kind: type[Entry]) -> dict[str, Entry]:
+        data = self._objects.get(ref)
+        try:
+            lines = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+            entries: list[Entry] = msgspec.json.Decoder(kind).decode_lines(lines)
+        except (zstandard.ZstdError, msgspec.DecodeError) as error:
+            raise PackError(f"pack {ref.key}: {error}") from None
+        return {entry.id: entry for entry in entries}
