@@ -1,8 +1,8 @@
 """Evaluator: measures one pinned version on a held-out pack, and says with what certainty.
 
-Owns: which attempts an evaluation consists of, and its figures. Consumes: evals.requested; rollouts.scored and
-rollouts.finished of attempts with purpose "evaluate" (group "evaluator"). Produces: rollouts.requested (pinned),
-evals.finished; the report at `runs/<run>/evals/<eval>/report.json`.
+Owns: which attempts an evaluation consists of, and its figures. Consumes: evals.requested; rollouts.scored,
+rollouts.finished and attempts.progress of attempts with purpose "evaluate" (group "evaluator"). Produces:
+rollouts.requested (pinned), evals.finished; the report at `runs/<run>/evals/<eval>/report.json`.
 
 Invariants:
 - The state of an evaluation lies in the object store: the request (`evals/open/…`) before it is acknowledged, verdicts

@@ -4,7 +4,7 @@ Invariants:
 - A place (problem, index) gets one result, the first; later ones change nothing.
 - At most `in_flight` attempts are out at a time, in the order of the problems, so that the attempts of one problem run
   together and their prompt is computed once.
-- Silence is no failure: an attempt that nobody reported on is asked for again as often as needed. Reported failures of
+- Silence is no failure: an attempt whose worker fell silent is asked for again as often as needed. Reported failures of
   the infrastructure are counted, and `asks` of them end the place with an error.
 """
 
@@ -48,13 +48,25 @@ def group_of(request: EvalRequested, problem: str) -> str:
     return "e-" + xxhash.xxh3_128_hexdigest(f"{request.run}|{request.eval}|{problem}".encode())[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds of silence after which an attempt counts as lost. `lease_s`: while a worker holds it, heartbeats come every
+    few seconds. `lost_s`: while it waits for a worker or for its verdict; there the bus loses nothing, and queues are long.
+    `asks`: attempts that infrastructure failed before the place ends with an error."""
+
+    lease_s: float
+    lost_s: float
+    asks: int
+
+
 @dataclass(slots=True)
 class _Place:
     problem: str
     index: int
     group: str
     epoch: int = -1  # not asked for yet
-    asked_at: float = 0.0
+    heard_at: float = 0.0  # asked for, claimed, heartbeat, finished
+    held: bool = False  # by a worker
     not_before: float = 0.0
     failures: int = 0
 
@@ -62,15 +74,12 @@ class _Place:
 class Plan:
     """`greedy` is the place with the index `samples`, at temperature 0. Times are seconds on the caller's clock."""
 
-    def __init__(
-        self, request: EvalRequested, problems: list[str], reward_config: str, *, lost_s: float, asks: int
-    ) -> None:
+    def __init__(self, request: EvalRequested, problems: list[str], reward_config: str, patience: Patience) -> None:
         self.request = request
         self.problems = problems
         self.results: dict[str, Result] = {}
         self._reward_config = reward_config
-        self._lost_s = lost_s
-        self._asks = asks
+        self._patience = patience
         self._places: dict[str, _Place] = {}
         for problem in problems:
             group = group_of(request, problem)
@@ -102,7 +111,7 @@ class Plan:
 
     def due(self, now: float, in_flight: int) -> Iterator[RolloutRequested]:
         """Attempts to ask for now, marked as asked for; first those that were lost."""
-        lost = [attempt for attempt in self._out if now - self._places[attempt].asked_at >= self._lost_s]
+        lost = [attempt for attempt in self._out if self._is_lost(self._places[attempt], now)]
         for attempt in lost:
             del self._out[attempt]
         self._waiting.extendleft(reversed(lost))
@@ -117,9 +126,15 @@ class Plan:
                 self._waiting.append(attempt)
                 continue
             place.epoch += 1
-            place.asked_at = now
+            place.heard_at, place.held = now, False
             self._out[attempt] = None
             yield self._ask(attempt, place)
+
+    def progress(self, attempt: str, epoch: int, now: float, *, held: bool) -> None:
+        """A worker has claimed it or still holds it; `held=False`: it is finished and waits for its verdict."""
+        place = self._places.get(attempt)
+        if place is not None and epoch == place.epoch:
+            place.heard_at, place.held = now, held
 
     def scored(self, message: RolloutScored) -> Result | None:
         """The result to make durable, or None: the place has one, or is none of this evaluation."""
@@ -148,13 +163,16 @@ class Plan:
             return None  # said twice
         del self._out[attempt]
         place.failures += 1
-        if place.failures >= self._asks:
+        if place.failures >= self._patience.asks:
             result = Result(attempt=attempt, problem=place.problem, index=place.index, error=reason)
             self._settle(result)
             return result
         place.not_before = now + FIRST_PAUSE_S * 2 ** (place.failures - 1)
         self._waiting.append(attempt)
         return None
+
+    def _is_lost(self, place: _Place, now: float) -> bool:
+        return now - place.heard_at >= (self._patience.lease_s if place.held else self._patience.lost_s)
 
     def _settle(self, result: Result) -> None:
         if result.attempt in self._places:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -13,10 +14,19 @@ from prometheus_client import Counter, Gauge
 from services.evaluator.archive import Archive
 from services.evaluator.config import EvaluatorSettings
 from services.evaluator.figures import figures, rows
-from services.evaluator.plan import Plan, Result, choose
+from services.evaluator.plan import Patience, Plan, Result, choose
 from shared.bus import Bus, Delivery
 from shared.contracts import topics
-from shared.contracts.messages import EvalFinished, EvalRequested, RolloutFailed, RolloutScored
+from shared.contracts.messages import (
+    AttemptClaimed,
+    AttemptHeartbeat,
+    AttemptKey,
+    EvalFinished,
+    EvalRequested,
+    RolloutFailed,
+    RolloutFinished,
+    RolloutScored,
+)
 from shared.contracts.run import Purpose, Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.telemetry import Health
@@ -50,7 +60,7 @@ class Running:
 
     plan: Plan
     started: float  # monotonic; of this process: an evaluation that was interrupted took longer
-    fresh: list[tuple[Result | None, Delivery]] = field(default_factory=list)
+    fresh: list[tuple[Result, Delivery]] = field(default_factory=list)
 
 
 class Evaluator:
@@ -98,7 +108,10 @@ class Evaluator:
         ids = choose([problem.id for problem in pack], request.problems, salt=request.pack.checksum)
         if not ids:
             raise ValueError(f"pack {request.pack.key} holds no problem")
-        plan = Plan(request, ids, run.reward.id, lost_s=self.config.evaluator_lost_s, asks=self.config.evaluator_asks)
+        patience = Patience(
+            lease_s=self.config.evaluator_lease_s, lost_s=self.config.evaluator_lost_s, asks=self.config.evaluator_asks
+        )
+        plan = Plan(request, ids, run.reward.id, patience)
         plan.restore(await asyncio.to_thread(self.archive.results, request))
         await asyncio.to_thread(self.archive.open, request)
         self.running[request.run, request.eval] = Running(plan, time.monotonic())
@@ -107,25 +120,36 @@ class Evaluator:
         self._news.set()
 
     async def collect(self) -> None:
-        """Verdicts and failures of evaluation attempts; all others are somebody else's."""
-        heard = [topics.ROLLOUTS_SCORED, topics.ROLLOUTS_FINISHED]
+        """News of evaluation attempts; all others are somebody else's."""
+        heard = [topics.ROLLOUTS_SCORED, topics.ROLLOUTS_FINISHED, topics.ATTEMPTS_PROGRESS]
         async for delivery in self.bus.deliveries(heard, "evaluator", 1024):
-            message = delivery.message
-            running = self._of(message) if isinstance(message, RolloutScored | RolloutFailed) else None
-            if running is None:
+            message, now = delivery.message, time.monotonic()
+            running, result = None, None
+            if isinstance(message, AttemptHeartbeat):
+                for attempt, (epoch, _) in message.attempts.items():
+                    for each in self.running.values():
+                        each.plan.progress(attempt, epoch, now, held=True)
+            elif (running := self._of(message.key)) is not None:
+                match message:
+                    case AttemptClaimed(key=key):
+                        running.plan.progress(key.attempt, key.epoch, now, held=True)
+                    case RolloutFinished(key=key):
+                        running.plan.progress(key.attempt, key.epoch, now, held=False)
+                    case RolloutScored():
+                        result = running.plan.scored(message)
+                    case RolloutFailed(key=key, reason=reason):
+                        result = running.plan.failed(key, reason, now)
+                        self._news.set()
+            if running is None or result is None:
                 delivery.done()
-                continue
-            if isinstance(message, RolloutScored):
-                result = running.plan.scored(message)
             else:
-                result = running.plan.failed(message.key, message.reason, time.monotonic())
-            running.fresh.append((result, delivery))
-            self._news.set()
+                running.fresh.append((result, delivery))
+                self._news.set()
 
-    def _of(self, message: RolloutScored | RolloutFailed) -> Running | None:
-        if message.key.purpose is not Purpose.evaluate:
+    def _of(self, key: AttemptKey) -> Running | None:
+        if key.purpose is not Purpose.evaluate:
             return None
-        return next((r for r in self.running.values() if r.plan.knows(message.key.attempt)), None)
+        return next((r for r in self.running.values() if r.plan.knows(key.attempt)), None)
 
     async def drive(self) -> None:
         """Makes results durable, asks for what is due, ends what is complete."""
@@ -145,7 +169,7 @@ class Evaluator:
 
     async def _keep(self, running: Running) -> None:
         fresh, running.fresh = running.fresh, []
-        results = [result for result, _ in fresh if result is not None]
+        results = [result for result, _ in fresh]
         if results:
             await asyncio.to_thread(self.archive.keep, running.plan.request, results)
         for result in results:
@@ -174,7 +198,7 @@ class Evaluator:
         OPEN.set(len(self.running))
         log.info("evaluation_finished", run=request.run, eval=request.eval, **numbers)
 
-    async def _announce(self, request: EvalRequested, report: Ref, numbers: dict[str, float | None]) -> None:
+    async def _announce(self, request: EvalRequested, report: Ref, numbers: Mapping[str, float | None]) -> None:
         message = EvalFinished(
             run=request.run,
             eval=request.eval,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.evaluator.plan import FIRST_PAUSE_S, Plan, choose
+from services.evaluator.plan import FIRST_PAUSE_S, Patience, Plan, choose
 from shared.contracts.messages import (
     AttemptKey,
     Effort,
@@ -16,7 +16,7 @@ from shared.contracts.messages import (
 from shared.contracts.run import Ref, Sampling
 
 PACK = Ref(key="pack", size=1, checksum="0" * 32)
-LOST_S = 100.0
+LEASE_S, LOST_S = 10.0, 100.0
 
 
 def plan(problems: list[str], *, samples: int = 2, greedy: bool = True, asks: int = 2, name: str = "e") -> Plan:
@@ -30,7 +30,7 @@ def plan(problems: list[str], *, samples: int = 2, greedy: bool = True, asks: in
         greedy=greedy,
         sampling=Sampling(temperature=0.8),
     )
-    return Plan(request, problems, "default", lost_s=LOST_S, asks=asks)
+    return Plan(request, problems, "default", Patience(lease_s=LEASE_S, lost_s=LOST_S, asks=asks))
 
 
 def verdict(key: AttemptKey, solved: bool = True) -> RolloutScored:
@@ -68,6 +68,20 @@ def test_what_is_silent_for_long_is_asked_for_again_under_the_next_epoch_as_ofte
         assert [a.key.attempt for a in again] == [f.key.attempt for f in first]
         assert {a.key.epoch for a in again} == {n}
     assert not made.results
+
+
+def test_an_attempt_whose_worker_falls_silent_is_asked_for_again_soon_one_that_waits_for_its_verdict_is_not() -> None:
+    made = plan(["a"], samples=2, greedy=False)
+    held, graded = (ask.key for ask in made.due(0.0, 10))
+    for key in (held, graded):
+        made.progress(key.attempt, 0, 1.0, held=True)
+    made.progress(held.attempt, 0, 9.0, held=True)
+    made.progress(graded.attempt, 0, 9.0, held=False)
+    assert list(made.due(9.0 + LEASE_S - 1, 10)) == []
+    (again,) = made.due(9.0 + LEASE_S, 10)
+    assert (again.key.attempt, again.key.epoch) == (held.attempt, 1)
+    made.progress(held.attempt, 0, 20.0, held=True)  # a zombie of the old epoch
+    assert list(made.due(20.0 + LEASE_S, 10)) == []
 
 
 def test_infrastructure_failures_are_retried_after_a_pause_and_end_as_errors_never_as_unsolved() -> None:
