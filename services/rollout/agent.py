@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from services.rollout.ends import ContextFull, End, FormatErrors, InfrastructureError, Submitted, TurnLimit
 from services.rollout.generation import Generation
 from services.rollout.recorder import Part, Recorder
 from shared.contracts.messages import Effort, StopReason
@@ -37,34 +38,6 @@ class Tests(Protocol):
         """The visible tests on `files`. Raises InfrastructureError."""
 
 
-class InfrastructureError(Exception):
-    """Not the agent's doing; the text says whose. The attempt has no outcome and is asked for again."""
-
-
-class End(Exception):
-    stop: ClassVar[StopReason]
-
-
-class Submitted(End):
-    stop = StopReason.submitted
-
-
-class TurnLimit(End):
-    """Also: one edit more than allowed."""
-
-    stop = StopReason.turn_limit
-
-
-class ContextFull(End):
-    """The token budget of the attempt or the context of the model is spent."""
-
-    stop = StopReason.context_full
-
-
-class FormatErrors(End):
-    stop = StopReason.format_errors
-
-
 @dataclass(slots=True)
 class Agent:
     problem: Problem
@@ -72,17 +45,15 @@ class Agent:
     model: Model
     tests: Tests
     sampling: Sampling
-    recorder: Recorder
-    workspace: Workspace
+    recorder: Recorder = field(default_factory=Recorder)
+    workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
-    spent: Counter[str] = None  # type: ignore[assignment]  # fields of Effort
+    spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
     context_tokens: int = 0  # sampled and observed, over all segments
-    deadline: bool = False
+    deadline: bool = False  # set before the task is cancelled: submit the work as it is
 
-    @classmethod
-    def of(cls, problem: Problem, format: Format, model: Model, tests: Tests, sampling: Sampling) -> Agent:
-        workspace = Workspace(dict(problem.files))
-        return cls(problem, format, model, tests, sampling, Recorder(), workspace, spent=Counter())
+    def __post_init__(self) -> None:
+        self.workspace = Workspace(dict(self.problem.files))
 
     @property
     def effort(self) -> Effort:
@@ -117,7 +88,7 @@ class Agent:
         """One turn: a generation, its calls, one observation."""
         generation = await self.ask()
         actions = self.format.actions(generation.tokens)
-        observation, worked = Observation(Tool.submit, error="no call"), 0
+        observation, worked = Observation(Tool.submit, error="" if actions else "no call"), 0
         try:
             for action in actions:
                 observation = await self.execute(action)
@@ -142,10 +113,8 @@ class Agent:
         """One generation within what is left of the budget."""
         if self.spent["turns"] >= self.sampling.max_turns:
             raise TurnLimit
-        room = min(
-            self.sampling.max_completion_tokens - self.context_tokens, self.format.context - self.recorder.length
-        )
-        if room < 1:
+        left = self.sampling.max_completion_tokens - self.context_tokens
+        if (room := min(left, self.format.context - self.recorder.length)) < 1:
             raise ContextFull
         self.spent["turns"] += 1
         generation = await self.model.generate(self.recorder.context, max_new_tokens=room, first_row=self.recorder.rows)

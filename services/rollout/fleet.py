@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import xxhash
@@ -17,6 +16,7 @@ from shared.contracts.messages import PolicyApplied
 
 OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost connection is no outage
 FIRST_REST_S, LAST_REST_S = 0.5, 10.0
+LAST_PROBE_S = 2.0  # a replica that comes back is noticed within so long
 
 
 @dataclass(slots=True)
@@ -43,6 +43,21 @@ class Circuit:
 
 
 @dataclass(slots=True)
+class Probe:
+    """When to ask next whether a replica lives. One that does not answer is asked ever more rarely, but never given up."""
+
+    running: bool = False
+    after: float = 0.0
+    rest_s: float = FIRST_REST_S
+
+    def answered(self, alive: bool, now: float) -> None:
+        self.running = False
+        self.after, self.rest_s = (
+            (0.0, FIRST_REST_S) if alive else (now + self.rest_s, min(LAST_PROBE_S, self.rest_s * 2))
+        )
+
+
+@dataclass(slots=True)
 class Replica:
     name: str
     run: str
@@ -52,6 +67,7 @@ class Replica:
     in_rotation: bool = True
     alive: bool = False  # until the first probe
     last_answer: float = float("-inf")
+    probe: Probe = field(default_factory=Probe)
     circuit: Circuit = field(default_factory=Circuit)
 
     def usable(self, now: float) -> bool:
@@ -88,6 +104,7 @@ class Fleet:
             known = Replica(message.replica, message.run, message.url, message.pool, message.serial)
             self.replicas[message.replica] = known
         known.run, known.pool = message.run, message.pool
+        known.probe.after = 0.0  # it speaks: look at once whether it answers, too
         known.in_rotation = message.ok
         if message.ok:
             known.serial = message.serial
@@ -107,6 +124,10 @@ class Fleet:
     def any_usable(self, now: float) -> bool:
         return any(r.usable(now) for r in self.replicas.values())
 
-    def silent(self, now: float, for_s: float) -> Iterable[Replica]:
+    def to_probe(self, now: float, silent_s: float) -> list[Replica]:
         """Replicas that have not answered anything for so long: whoever talks needs no probe."""
-        return [r for r in self.replicas.values() if now - r.last_answer >= for_s]
+        return [
+            r
+            for r in self.replicas.values()
+            if not r.probe.running and now >= r.probe.after and now - r.last_answer >= silent_s
+        ]

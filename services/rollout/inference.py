@@ -19,7 +19,7 @@ import structlog
 import xxhash
 
 from services.rollout import metrics
-from services.rollout.agent import InfrastructureError
+from services.rollout.ends import InfrastructureError
 from services.rollout.engine_client import EngineClient, EngineRefused, EngineUnavailable, Request
 from services.rollout.fleet import Fleet, Replica, Wanted
 from services.rollout.generation import Generation, RoutingShape
@@ -54,16 +54,22 @@ class Inference:
 
     async def run(self) -> None:
         """Probes replicas that have been silent; those that answer requests need no probe."""
-        while True:
-            silent = list(self.fleet.silent(time.monotonic(), PROBE_EVERY_S))
-            answers = await asyncio.gather(*(self.client.alive(replica.url) for replica in silent))
-            for replica, alive in zip(silent, answers, strict=True):
-                if alive:
-                    self._heard(replica)
-                elif time.monotonic() - replica.last_answer >= PROBE_S:  # not contradicted by an answer meanwhile
-                    self.lost(replica)
-            self._say()
-            await asyncio.sleep(PROBE_EVERY_S)
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                for replica in self.fleet.to_probe(time.monotonic(), PROBE_EVERY_S):
+                    replica.probe.running = True
+                    probes.create_task(self._probe(replica))
+                self._say()
+                await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _probe(self, replica: Replica) -> None:
+        started = time.monotonic()
+        alive = await self.client.alive(replica.url)
+        replica.probe.answered(alive, time.monotonic())
+        if alive:
+            self._heard(replica)
+        elif replica.last_answer < started:  # no answer to anything else contradicts it
+            self.lost(replica)
 
     def answered(self, replica: Replica) -> None:
         replica.circuit.succeeded()

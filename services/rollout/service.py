@@ -11,9 +11,10 @@ from collections import defaultdict
 import structlog
 
 from services.rollout import metrics
-from services.rollout.agent import Agent, InfrastructureError
+from services.rollout.agent import Agent
 from services.rollout.attempt import Held, finished, store
 from services.rollout.config import RolloutSettings
+from services.rollout.ends import InfrastructureError
 from services.rollout.engine_client import EngineClient
 from services.rollout.fleet import Wanted
 from services.rollout.inference import PROBE_S, Inference, Session
@@ -195,7 +196,7 @@ class Worker:
             routing=run.routing,
             seed=request.seed,
         )
-        agent = held.agent = Agent.of(problem, run.format, session, self.tests, request.sampling)
+        agent = held.agent = Agent(problem, run.format, session, self.tests, request.sampling)
         held.running = asyncio.create_task(agent.run())
         try:
             stop = await held.running

@@ -16,7 +16,7 @@ import structlog
 import xxhash
 
 from services.rollout import metrics
-from services.rollout.agent import InfrastructureError
+from services.rollout.ends import InfrastructureError
 from shared.formats import Observation, Tool
 from shared.problems import Problem, values
 from shared.sandbox import CallResult, FunctionRun, Functions, Limits, SandboxUnavailable

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.rollout.agent import MAX_BROKEN, Agent, InfrastructureError
+from services.rollout.agent import MAX_BROKEN, Agent
+from services.rollout.ends import InfrastructureError
 from services.rollout.generation import Generation
 from shared.contracts.messages import StopReason
 from shared.contracts.run import Sampling
@@ -58,7 +59,7 @@ class Tests:
 
 
 def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int) -> Agent:
-    return Agent.of(PROBLEM, compact, Script(*completions), Tests(), Sampling(**sampling))  # type: ignore[arg-type]
+    return Agent(PROBLEM, compact, Script(*completions), Tests(), Sampling(**sampling))  # type: ignore[arg-type]
 
 
 def run(made: Agent) -> StopReason:
@@ -101,6 +102,7 @@ def test_a_repair_is_recorded_token_for_token(compact: Compact) -> None:
         ("tool_output", "test", 2),
         ("final", "submit", 3),
     ]
+    assert all(span.ok for span in segment.spans)
     effort = made.effort
     assert (effort.turns, effort.edits, effort.tests, effort.tool_calls, effort.broken_tool_calls) == (3, 2, 2, 6, 0)
     assert effort.final_tokens == 1
@@ -205,6 +207,6 @@ def test_a_deadline_submits_the_work_and_keeps_what_was_sampled(compact: Compact
 
 def test_a_problem_that_the_format_cannot_write_is_no_outcome(compact: Compact) -> None:
     long = Problem(id="p", files={"f.py": "x = 1\n" * 99}, entry="f", visible=[])
-    made = Agent.of(long, compact, Script(), Tests(), Sampling())
+    made = Agent(long, compact, Script(), Tests(), Sampling())
     with pytest.raises(InfrastructureError, match="99 lines"):
         run(made)

@@ -75,6 +75,23 @@ def test_a_replica_started_again_at_the_same_address_replaces_the_old_one() -> N
     assert list(made.replicas) == ["a2"]
 
 
+def test_a_replica_that_talks_is_not_probed_and_a_dead_one_ever_more_rarely() -> None:
+    made = fleet(("a", "rollout", 1))
+    replica = made.replicas["a"]
+    replica.last_answer = 10.0
+    assert not made.to_probe(10.2, silent_s=0.3)
+    assert made.to_probe(10.3, silent_s=0.3) == [replica]
+    replica.probe.running = True
+    assert not made.to_probe(11.0, silent_s=0.3)
+    now, rests = 11.0, []
+    for _ in range(4):
+        replica.probe.answered(False, now)
+        rests.append(replica.probe.after - now)
+        now = replica.probe.after
+        assert made.to_probe(now, silent_s=0.3) == [replica]
+    assert rests == [0.5, 1.0, 2.0, 2.0]
+
+
 def test_a_circuit_opens_after_repeated_failures_and_one_outage_counts_once() -> None:
     circuit, now = Circuit(), 10.0
     for _ in range(OPEN_AFTER - 1):

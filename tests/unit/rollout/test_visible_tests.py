@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout.agent import InfrastructureError
+from services.rollout.ends import InfrastructureError
 from services.rollout.visible_tests import UnsupportedProblem, VisibleTests, first_failing, origin_modules, target
 from shared.problems import Case, Problem
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
