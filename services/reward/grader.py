@@ -59,7 +59,7 @@ class Worker:
         self.finished = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-        @self._app.task(name=TASK)
+        @self._app.task(name=TASK, shared=False)  # not of every other app in this process
         def grade(job: dict) -> None:
             started = time.perf_counter()
             for result in grader.work(msgspec.convert(job, Job)).results:
@@ -77,6 +77,7 @@ class Worker:
         await asyncio.to_thread(self._thread.join, JOIN_S)
 
     def _run(self) -> None:
+        self._app.set_current()  # of this thread; Celery finds a task's code by it
         try:
             WorkController(
                 app=self._app,

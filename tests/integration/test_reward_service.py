@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from services.reward.config import RewardSettings
+from services.reward.config import GraderSettings, RewardSettings
+from services.reward.grade import Grader
+from services.reward.grader import Worker
 from services.reward.graders import CeleryJobs
 from services.reward.jobs import Graded
 from services.reward.service import serve
@@ -40,14 +42,16 @@ from shared.contracts.trajectory import Segment, Span, Trajectory, pack
 from shared.objects import connect as connect_objects
 from shared.problems import Case, Hidden, Limits, Problem
 from shared.problems.values import encode
+from shared.sandbox import connect as connect_sandbox
 from shared.telemetry import Health
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 
+FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
 RUN = "r-test"
 RIGHT = "def f(x):\n    return x + 1\n"
 WRONG = "def f(x):\n    return x - 1\n"
-SLOW = "import time\ndef f(x):\n    time.sleep(0.3)\n    return x + 1\n"
+SLOW = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x + 1\n"
 
 
 def case(x: int) -> Case:
@@ -63,10 +67,10 @@ HIDDEN = Hidden(id="p", cases=[case(2), case(3)], solution={"main.py": RIGHT})
 class Platform:
     """The stores of one machine, and a test's hands on them."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, patience_s: float) -> None:
         self.state = state
         self.settings = RewardSettings(
-            state=state, name="reward", reward_patience_s=3.0, reward_linger_s=0.05, reward_tries=2
+            state=state, name="reward", reward_patience_s=patience_s, reward_linger_s=0.05, reward_tries=2
         )
         self.objects = connect_objects(self.settings.objects_url)
         self.bus: Bus = buses.connect(self.settings.bus_url, client="test")
@@ -136,14 +140,14 @@ class Platform:
         await self.until(lambda: name in self.outcomes, seconds)
         return self.outcomes[name][0]
 
-    async def until(self, condition, seconds: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 what other processes do sets no event
                 await asyncio.sleep(0.02)
 
     async def until_acknowledged(self) -> None:
         async with asyncio.timeout(30):
-            while (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]:
+            while (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     @contextlib.contextmanager
@@ -156,6 +160,16 @@ class Platform:
         finally:
             process.kill()
             process.wait()
+
+    @contextlib.asynccontextmanager
+    async def grader_here(self) -> AsyncIterator[None]:
+        """The same worker in this process: it starts at once. For what needs no signal."""
+        worker = Worker(GraderSettings(state=self.state), Grader(self.objects, FUNCTIONS, "here"))
+        worker.start()
+        try:
+            yield
+        finally:
+            await worker.stop()
 
     @contextlib.asynccontextmanager
     async def service(self) -> AsyncIterator[Health]:
@@ -173,9 +187,15 @@ class Platform:
                 await bus.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _close_sandboxes() -> Iterator[None]:
+    yield
+    FUNCTIONS.close_sync()
+
+
 @contextlib.asynccontextmanager
-async def platform(state: Path) -> AsyncIterator[Platform]:
-    p = Platform(state)
+async def platform(state: Path, patience_s: float = 4.0) -> AsyncIterator[Platform]:
+    p = Platform(state, patience_s)
     listening = asyncio.create_task(p.listen())
     try:
         yield p
@@ -188,7 +208,7 @@ def test_right_wrong_and_hopeless_attempts_are_scored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with platform(tmp_path) as p, p.service():
             await p.announce()
-            with p.grader():
+            async with p.grader_here():
                 await p.finish("right", RIGHT)
                 await p.finish("wrong", WRONG, stop=StopReason.deadline)
                 await p.finish("syntax", "def f(x) return")
@@ -227,7 +247,7 @@ def test_what_cannot_be_graded_fails_and_is_never_a_reward(tmp_path: Path) -> No
             await p.announce()
             missing = Ref(key="runs/none", size=1, checksum="0" * 32)
             damaged = p.objects.put("damaged", b"no trajectory")
-            with p.grader():
+            async with p.grader_here():
                 await p.finish("missing", RIGHT, trajectory=missing)
                 await p.finish("damaged", RIGHT, trajectory=damaged)
                 await p.finish("unknown", RIGHT, pack_hidden=p.lines("packs/other", Hidden(id="q", cases=[case(1)])))
@@ -253,7 +273,7 @@ def test_a_failed_rollout_passes_by(tmp_path: Path) -> None:
             await p.bus.publish(
                 topics.ROLLOUTS_FINISHED, "lost", RolloutFailed(run=RUN, key=key, reason="x", worker="w")
             )
-            with p.grader():
+            async with p.grader_here():
                 await p.finish("fine", RIGHT)
                 await p.outcome("fine")
             assert "lost" not in p.outcomes
@@ -272,10 +292,10 @@ def test_a_grader_killed_in_mid_batch_loses_nothing(tmp_path: Path) -> None:
                 await p.outcome("warm")
                 for name in names:
                     await p.finish(name, SLOW)
-                await asyncio.sleep(1.2)  # some of six seconds' work
+                await asyncio.sleep(1.0)  # in the middle of some seconds' work
                 assert not any(name in p.outcomes for name in names)
                 first.send_signal(signal.SIGKILL)
-            with p.grader("second"):
+            async with p.grader_here():
                 outcomes = [await p.outcome(name) for name in names]
             assert all(isinstance(o, RolloutScored) and o.verdict.solved for o in outcomes)
             assert all(len(p.outcomes[name]) == 1 for name in names)
@@ -291,7 +311,7 @@ def test_the_first_verdict_wins(tmp_path: Path) -> None:
             await p.announce()
             earlier = Graded(verdict=Verdict(solved=False, passed=1, total=3), grader="earlier")
             p.objects.put_if_absent(f"{attempt_prefix(RUN, 'a', 0)}/verdict.json", msgspec.json.encode(earlier))
-            with p.grader():
+            async with p.grader_here():
                 await p.finish("a", RIGHT)
                 first = await p.outcome("a")
                 await p.finish("a", RIGHT)
@@ -316,7 +336,7 @@ def test_a_service_that_restarts_takes_up_what_was_not_scored(tmp_path: Path) ->
                 await asyncio.sleep(0.5)
             assert p.outcomes == {}
             async with p.service():
-                with p.grader():
+                async with p.grader_here():
                     for i in range(5):
                         assert isinstance(await p.outcome(f"a{i}"), RolloutScored)
 
@@ -325,14 +345,14 @@ def test_a_service_that_restarts_takes_up_what_was_not_scored(tmp_path: Path) ->
 
 def test_attempts_wait_for_graders_that_are_away_and_the_service_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with platform(tmp_path) as p, p.service() as health:
+        async with platform(tmp_path, patience_s=0.5) as p, p.service() as health:
             await p.announce()
             await p.finish("a", RIGHT)
             await p.until(lambda: not health.ready)
             assert "graders" in health._waits
-            await asyncio.sleep(5.0)  # some patiences: silence alone is no failure
+            await asyncio.sleep(2.0)  # silence alone is no failure
             assert p.outcomes == {}
-            with p.grader():
+            async with p.grader_here():
                 assert isinstance(await p.outcome("a"), RolloutScored)
             assert health.ready
 
@@ -343,7 +363,7 @@ def test_a_new_reward_configuration_in_mid_run_counts_for_its_attempts_alone(tmp
     async def scenario() -> None:
         async with platform(tmp_path) as p, p.service():
             await p.announce()
-            with p.grader():
+            async with p.grader_here():
                 await p.finish("early", RIGHT, reward_config="double")  # before it was announced
                 await p.finish("old", RIGHT)
                 await p.outcome("old")
