@@ -33,7 +33,7 @@ def _path(forks: Mapping[int, Fork], incarnation: int) -> dict[int, int | None]:
 def distance(forks: Mapping[int, Fork], here: tuple[int, int], there: tuple[int, int]) -> int:
     """Steps between two versions, each (incarnation, step), along the tree: back to where they part, then forward.
 
-    On one line it is the difference of the steps, negative if `there` lies ahead of `here`.
+    On our own line it is the difference of the steps, negative if `there` lies ahead of `here`.
     """
     ours, theirs = _path(forks, here[0]), _path(forks, there[0])
     common = max((i for i in ours if i in theirs), default=-1)
@@ -41,9 +41,9 @@ def distance(forks: Mapping[int, Fork], here: tuple[int, int], there: tuple[int,
     part = min(ends) if common >= 0 and ends else None  # None: the same incarnation
     if common < 0:
         part = 0  # nothing in common but the base policy
-    if part is None or here[1] <= part or there[1] <= part:
+    if part is None or there[1] <= part:
         return here[1] - there[1]
-    return (here[1] - part) + (there[1] - part)
+    return abs(here[1] - part) + there[1] - part  # `there` is on a branch that we are not on, even right at the fork
 
 
 def age(forks: Mapping[int, Fork], incarnation: int, step: int, version: tuple[int, int]) -> int:

@@ -1,0 +1,185 @@
+"""The trainer as a process: messages over the embedded bus, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+
+from synthetic import RUN, group, put_config, run_config
+from typer.testing import CliRunner
+
+from services.trainer import checkpoints, cli
+from shared import bus as buses
+from shared import weights
+from shared.bus import Bus
+from shared.contracts.messages import (
+    GroupQuarantined,
+    GroupReady,
+    IncarnationStarted,
+    PolicyPublished,
+    RunControl,
+    StepCommitted,
+)
+from shared.contracts.topics import (
+    GROUPS_QUARANTINED,
+    GROUPS_READY,
+    POLICIES_PUBLISHED,
+    RUNS_CONTROL,
+    STEPS_COMMITTED,
+)
+from shared.objects import Objects, connect
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 120
+
+
+class Process:
+    """`python -m services.trainer` on a state directory of the test's own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        environment = {**os.environ, "ETUDE_STATE": str(state), "ETUDE_NAME": "trainer-test", "OMP_NUM_THREADS": "1"}
+        self.log = (state / "trainer.log").open("ab")
+        command = [sys.executable, "-m", "services.trainer"]
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def drain(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    yield directory
+    log = directory / "trainer.log"
+    if log.exists():
+        print(log.read_text()[-4000:])
+
+
+class World:
+    """What the other services would hear."""
+
+    def __init__(self, bus: Bus, objects: Objects) -> None:
+        self.bus, self.objects = bus, objects
+        self.heard: list[msgspec.Struct] = []
+        self.task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        topics = [STEPS_COMMITTED, POLICIES_PUBLISHED, GROUPS_QUARANTINED, GROUPS_READY]
+        async for delivery in self.bus.deliveries(topics, group=None, max_in_flight=64):
+            self.heard.append(delivery.message)
+            delivery.done()
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    async def until(self, condition: object) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, [type(m).__name__ for m in self.heard]
+            await asyncio.sleep(0.05)
+
+    async def announce(self, *numbers: int) -> None:
+        for number in numbers:
+            ready = group(self.objects, number)
+            await self.bus.publish(GROUPS_READY, RUN, ready)
+
+
+def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path, tmp_path: Path) -> None:
+    """Steps 1 to 3, checkpoint at 2, kill; the ledger announces everything again; steps 3 and 4; SIGTERM; resume."""
+
+    async def scenario() -> None:
+        objects = connect(f"file:{state / 'objects'}")
+        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+        world = World(bus, objects)
+        ref = put_config(objects, run_config(objects, tmp_path / "base"))
+        await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+        trainer = Process(state)
+        try:
+            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+            await world.announce(0, 1, 2, 3, 3, 4, 5)
+            await world.until(lambda: len(world.of(StepCommitted)) == 3)
+            trainer.kill()
+
+            trainer = Process(state)
+            await world.until(lambda: len(world.of(IncarnationStarted)) == 2)
+            assert world.of(IncarnationStarted)[-1].step == 2
+            damaged = group(objects, 6)
+            objects.delete(damaged.members[0].trajectory.key)
+            await bus.publish(GROUPS_READY, RUN, damaged)
+            await world.announce(0, 1, 2, 3, 4, 5, 7, 8)
+            await world.until(lambda: [c for c in world.of(StepCommitted) if (c.incarnation, c.step) == (1, 4)])
+            assert trainer.drain() == 0
+
+            (quarantined,) = world.of(GroupQuarantined)
+            assert quarantined.group == "g-6"
+            surviving = {
+                c.step: set(c.groups)
+                for c in world.of(StepCommitted)
+                if (c.incarnation == 0 and c.step <= 2) or c.incarnation == 1
+            }
+            assert surviving == {1: {"g-0", "g-1"}, 2: {"g-2", "g-3"}, 3: {"g-4", "g-5"}, 4: {"g-7", "g-8"}}
+            lost, again = (c for c in world.of(StepCommitted) if c.step == 3)
+            assert lost.groups == again.groups
+            published = {p.serial: p for p in world.of(PolicyPublished)}
+            assert sorted(published) == list(range(7))
+            digests = [
+                weights.read_manifest(objects, published[s].manifest).checksum for s in (lost.serial, again.serial)
+            ]
+            assert digests[0] == digests[1]  # the same groups gave the same weights, bit for bit
+
+            verify = CliRunner().invoke(cli.app, ["verify"], env={"ETUDE_STATE": str(state)})
+            assert verify.exit_code == 0, verify.output
+            lines = [msgspec.json.decode(line) for line in verify.output.splitlines() if line.startswith("{")]
+            assert {line["what"]: line["equal"] for line in lines} == {"chain": True, "masters": True}
+        finally:
+            trainer.kill()
+            world.task.cancel()
+            await bus.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_superseded_process_hands_its_groups_over_and_ends_with_code_3(state: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        objects = connect(f"file:{state / 'objects'}")
+        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+        world = World(bus, objects)
+        ref = put_config(objects, run_config(objects, tmp_path / "base"))
+        await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+        old = Process(state)
+        try:
+            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+            await world.announce(0)
+            await world.until(lambda: len(world.of(GroupReady)) == 1)
+            await asyncio.sleep(1)  # acknowledged, and waiting for a second group to make a step
+            heir = checkpoints.claim(objects, RUN, "heir", checkpoints.Resume(None, None, frozenset()))
+            assert heir.incarnation == 1
+            assert await asyncio.to_thread(old.process.wait, PATIENCE_S) == 3
+            await world.until(lambda: len(world.of(GroupReady)) == 2)
+            first, again = world.of(GroupReady)
+            assert first == again
+            assert not world.of(StepCommitted)
+        finally:
+            old.kill()
+            world.task.cancel()
+            await bus.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,270 @@
+"""Crashes, forks and zombies: the surviving lineage trains every group once and gives the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from synthetic import RUN, SHAPE, group, run_config
+
+from services.trainer import checkpoints, masters, samples
+from services.trainer.checkpoints import Superseded
+from services.trainer.training import Advance, TrainingRun
+from shared import weights
+from shared.contracts.messages import (
+    Alert,
+    GroupQuarantined,
+    GroupReady,
+    IncarnationStarted,
+    PolicyPublished,
+    StepCommitted,
+)
+from shared.contracts.run import RunConfig
+from shared.objects import Objects
+
+Open = Callable[[], TrainingRun]
+
+
+@pytest.fixture
+def config(objects: Objects, tmp_path: Path) -> RunConfig:
+    return run_config(objects, tmp_path / "base")
+
+
+@pytest.fixture
+def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
+    """Opens the run as a fresh process would."""
+    return lambda: TrainingRun(objects, config, trainer="t", cache=tmp_path / "cache", mtp_stride=1)
+
+
+def fetch(objects: Objects, number: int, **options: object) -> samples.Sample:
+    return samples.load(objects, group(objects, number, **options), SHAPE, replay=True)
+
+
+def step(training: TrainingRun, number: int, version: int = 0) -> Advance:
+    """The `number`-th step: groups 2 number and 2 number + 1."""
+    batch = [fetch(training.objects, 2 * number + i, version=version) for i in (0, 1)]
+    result = training.advance(batch)
+    if training.checkpoint_due:
+        training.checkpoint()
+    return result
+
+
+def digest(training: TrainingRun) -> str:
+    return weights.checksum(masters.published_bits(training.engine.model))
+
+
+def full_state(training: TrainingRun) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in training.engine.state().items()}
+
+
+def test_a_run_begins_with_the_base_policy_as_serial_zero(objects: Objects, opened: Open) -> None:
+    training = opened()
+    begun, published = (message for _, message in training.opening)
+    assert begun == IncarnationStarted(run=RUN, incarnation=0, step=0, parent=-1)
+    assert isinstance(published, PolicyPublished)
+    assert (published.serial, published.incarnation, published.step, published.parent) == (0, 0, 0, -1)
+    assert weights.checksum(weights.rebuild(objects, published.manifest)) == digest(training)
+
+
+def test_every_step_publishes_what_its_masters_round_to(objects: Objects, opened: Open) -> None:
+    training = opened()
+    seen = {digest(training)}
+    parents = []
+    for number in range(4):
+        result = step(training, number)
+        assert result.published is not None
+        assert weights.checksum(weights.rebuild(objects, result.published.manifest)) == digest(training)
+        seen.add(digest(training))
+        parents.append(result.published.parent)
+    assert len(seen) == 5
+    assert parents == [0, 1, -1, 3]  # a full base every 3 versions
+
+
+def test_a_commit_names_its_groups_their_ages_and_figures(opened: Open) -> None:
+    training = opened()
+    step(training, 0)
+    committed = step(training, 1, version=0).committed
+    assert isinstance(committed, StepCommitted)
+    assert (committed.step, committed.serial, committed.groups) == (2, 2, {"g-2": 1, "g-3": 1})
+    assert committed.metrics["solved_share"] == 0.25
+    assert committed.metrics["reward_mean"] == pytest.approx(0.3)
+    assert committed.metrics["replay_replaced_share"] == 0.0
+    assert {
+        "entropy",
+        "grad_norm",
+        "mismatch_k3",
+        "mtp_loss",
+        "seconds_publish",
+        "tokens_fed",
+    } <= committed.metrics.keys()
+
+
+def test_resuming_gives_the_same_weights_bit_for_bit(objects: Objects, opened: Open) -> None:
+    """Killed after step 3 (its checkpoint is of step 2); the same groups come again."""
+    straight = opened()
+    for number in range(3):
+        step(straight, number)
+    after_three = digest(straight), full_state(straight)
+    # The killed process is simply never used again.
+    resumed = opened()
+    assert (resumed.step, resumed.mine.incarnation, resumed.mine.parent) == (2, 1, 0)
+    assert resumed.trained == {"g-0", "g-1", "g-2", "g-3"}
+    result = step(resumed, 2)
+    assert (digest(resumed), full_state(resumed)) == after_three
+    assert result.published is not None
+    assert result.published.serial == 5  # 0..3 by the first, 4 its own base: never reused
+
+
+def test_a_restart_says_again_what_may_not_have_been_said(opened: Open) -> None:
+    first = opened()
+    committed = [step(first, number).committed for number in range(2)][-1]
+    resumed = opened()
+    again, begun, published = (message for _, message in resumed.opening)
+    assert again == committed  # the checkpoint contains it, the crash may have come before the message
+    assert begun == IncarnationStarted(run=RUN, incarnation=1, step=2, parent=0)
+    assert isinstance(published, PolicyPublished)
+    assert (published.serial, published.parent, published.step) == (3, -1, 2)
+    assert digest(resumed) == digest(first)
+
+
+def test_dying_before_any_checkpoint_starts_again_from_the_base(opened: Open) -> None:
+    first = opened()
+    base = digest(first)
+    step(first, 0)
+    second = opened()
+    third = opened()
+    assert digest(third) == base
+    assert (third.mine.incarnation, third.mine.parent, third.step) == (2, 1, 0)
+    kinds = [type(message) for _, message in second.opening]
+    assert kinds == [PolicyPublished, IncarnationStarted, PolicyPublished]  # serial 0 may never have been announced
+    assert third.serial == 3
+
+
+def test_a_zombie_notices_before_it_publishes(objects: Objects, opened: Open) -> None:
+    zombie = opened()
+    step(zombie, 0)
+    heir = opened()
+    keys = set(objects.list(f"runs/{RUN}/policies/"))
+    before = digest(heir)
+    with pytest.raises(Superseded):
+        step(zombie, 1)
+    with pytest.raises(Superseded):
+        zombie.checkpoint()
+    assert set(objects.list(f"runs/{RUN}/policies/")) == keys
+    assert not list(checkpoints.manifests(objects, RUN))
+    assert digest(heir) == before
+    assert step(heir, 1).published is not None
+
+
+def test_a_zombie_that_already_looked_loses_the_race_for_the_serial(
+    objects: Objects, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes the fence just before the heir claims: the conditional put of the manifest decides."""
+    zombie = opened()
+    heir = opened()  # its base took serial 1
+    monkeypatch.setattr(checkpoints, "check_not_superseded", lambda *_: None)
+    with pytest.raises(Superseded):
+        step(zombie, 0)
+    assert weights.read_manifest(objects, objects.head(f"runs/{RUN}/policies/00000001/manifest.json")).incarnation == 1
+    assert heir.serial == 1
+
+
+def test_two_trainers_never_hold_the_same_incarnation(objects: Objects) -> None:
+    nothing = checkpoints.Resume(None, None, frozenset())
+    claimed = [checkpoints.claim(objects, RUN, f"t{i}", nothing) for i in range(5)]
+    assert [c.incarnation for c in claimed] == [0, 1, 2, 3, 4]
+    with pytest.raises(Superseded):
+        checkpoints.check_not_superseded(objects, claimed[3], RUN)
+    checkpoints.check_not_superseded(objects, claimed[4], RUN)
+
+
+def test_a_damaged_checkpoint_is_passed_over(objects: Objects, opened: Open) -> None:
+    first = opened()
+    for number in range(4):
+        step(first, number)
+    newest = next(checkpoints.manifests(objects, RUN))
+    assert newest.step == 4
+    objects.put(newest.state.key, b"not a state")
+    assert opened().step == 2
+
+
+def test_old_checkpoints_are_deleted(objects: Objects, opened: Open) -> None:
+    training = opened()
+    for number in range(6):
+        step(training, number)
+    assert [m.step for m in checkpoints.manifests(objects, RUN)] == [6, 4]
+    assert len(list(objects.list(f"runs/{RUN}/checkpoints/"))) == 6
+
+
+def test_samples_of_dead_steps_are_aged_along_the_fork_and_a_breach_is_an_alert(opened: Open) -> None:
+    first = opened()
+    for number in range(3):
+        step(first, number)
+    resumed = opened()  # from step 2; serial 3 was step 3 of the dead branch
+    sample = fetch(resumed.objects, 100, version=3)
+    assert resumed.age(sample) == (2 - 2) + (3 - 2)
+    old = fetch(resumed.objects, 101, version=0)
+    result = resumed.advance([sample, old])
+    assert result.committed is not None
+    assert result.committed.groups == {"g-100": 1, "g-101": 2}
+    assert not result.others
+    late = resumed.advance([fetch(resumed.objects, 102, version=0)])
+    (alert,) = (message for _, message in late.others)
+    assert isinstance(alert, Alert)
+    assert alert.name == "age_bound_breached"
+    assert late.committed is not None  # trained all the same
+
+
+def test_tokens_from_the_future_are_quarantined(opened: Open) -> None:
+    training = opened()
+    result = training.advance([fetch(training.objects, 0), fetch(training.objects, 1, version=7)])
+    assert result.committed is not None
+    assert list(result.committed.groups) == ["g-0"]
+    (message,) = (m for _, m in result.others)
+    assert isinstance(message, GroupQuarantined)
+    assert (message.group, "7" in message.reason) == ("g-1", True)
+    assert training.knows("g-1")
+
+
+def damage(objects: Objects, ready: GroupReady, kind: str) -> GroupReady:
+    member = ready.members[1]
+    if kind == "missing":
+        objects.delete(member.trajectory.key)
+    elif kind == "flipped":
+        data = bytearray(objects.get(member.trajectory))
+        data[len(data) // 2] ^= 1
+        objects.put(member.trajectory.key, bytes(data))
+    elif kind == "not a trajectory":
+        ref = objects.put(member.trajectory.key, b"something else")
+        members = [*ready.members]
+        members[1] = msgspec.structs.replace(member, trajectory=ref)
+        return msgspec.structs.replace(ready, members=members)
+    elif kind == "routing":
+        routing = next(k for k in objects.list(member.trajectory.key.rsplit("/", 1)[0]) if k.endswith("routing"))
+        objects.delete(routing)
+    elif kind == "reward":
+        return msgspec.structs.replace(ready, members=[msgspec.structs.replace(member, reward=float("nan"))] * 2)
+    elif kind == "alone":
+        return msgspec.structs.replace(ready, members=ready.members[:1])
+    return ready
+
+
+@pytest.mark.parametrize("kind", ["missing", "flipped", "not a trajectory", "routing", "reward", "alone"])
+def test_a_damaged_group_is_refused_with_its_reason(objects: Objects, kind: str) -> None:
+    ready = damage(objects, group(objects, 3), kind)
+    with pytest.raises(samples.Untrainable) as caught:
+        samples.load(objects, ready, SHAPE, replay=True)
+    assert len(str(caught.value)) > 10
+
+
+def test_masters_of_a_checkpoint_round_to_the_version_it_published(objects: Objects, opened: Open) -> None:
+    training = opened()
+    for number in range(2):
+        step(training, number)
+    manifest = next(checkpoints.manifests(objects, RUN))
+    state = checkpoints.load_state(objects, manifest, training.cache)
+    bits = masters.published_bits(masters.model_from_state(SHAPE, state))
+    published = weights.read_manifest(objects, objects.head(f"runs/{RUN}/policies/{manifest.serial:08d}/manifest.json"))
+    assert weights.checksum(bits) == published.checksum
