@@ -18,16 +18,16 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.consumer.subscription_state import ConsumerRebalanceListener
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import CommitFailedError, KafkaError, TopicAlreadyExistsError
+from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable, dead_letters
@@ -39,7 +39,10 @@ from shared.contracts.topics import Topic
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
+METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
 REVOKE_GRACE_S = 5.0
+COMMIT_WITHIN_S = 1.0  # at a rebalance; the others wait for us meanwhile
+PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
 BACK_OFF_S = 1.0
 PUBLISH_WITHIN_MS = 30_000
 WAIT_S = 30.0
@@ -218,22 +221,26 @@ class KafkaBus:
             raise BusUnavailable("the bus of this process is closed")
 
 
-class _Reader(ConsumerRebalanceListener):
-    """One consumer in one thread, from `deliveries()` to the end of its iterator. The listener's calls come from within
-    `poll`, so in the same thread."""
+class _Reader(AsyncConsumerRebalanceListener):
+    """One consumer in one thread, from `deliveries()` to the end of its iterator.
+
+    The listener's calls come from the consumer's own I/O thread, while `poll` may be running: `_lock` guards the leases,
+    and is never held over a call to the broker.
+    """
 
     def __init__(
         self, bus: KafkaBus, topics: Sequence[Topic], group: str | None, max_in_flight: int, name: str
     ) -> None:
         self.group = group
         self._signal = threading.Event()
+        self._lock = threading.RLock()
         self.inbox = Inbox(max_in_flight, self._signal.set)
         self._bus = bus
         self._topics = {topic.name: topic for topic in topics}
         self._leases: dict[TopicPartition, Lease] = {}
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
-        self._paused = False
+        self._paused: bool | None = False
         self._next_commit = 0.0
         self._flushes: list[threading.Event] = []
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
@@ -291,6 +298,7 @@ class _Reader(ConsumerRebalanceListener):
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
             fetch_max_wait_ms=POLL_MS,
+            metadata_max_age_ms=METADATA_MS,
             partition_assignment_strategy=(CooperativeStickyAssignor,),
         )
         self._consumer = consumer
@@ -300,10 +308,12 @@ class _Reader(ConsumerRebalanceListener):
                 consumer.assign(partitions)
                 consumer.seek_to_beginning(*partitions)
             else:
+                for name in self._topics:  # a leader that has not heard of a new topic would assign none of it
+                    consumer.partitions_for_topic(name)
                 consumer.subscribe(list(self._topics), listener=self)
             while not self._over():
                 self._cycle(consumer)
-            self.on_partitions_revoked(list(self._leases))
+            self._hand_back_all()
         finally:
             consumer.close(autocommit=False)
 
@@ -311,12 +321,14 @@ class _Reader(ConsumerRebalanceListener):
         flushes, self._flushes = self._flushes, []
         self._settle()
         if flushes or time.monotonic() >= self._next_commit:
-            self._commit(list(self._leases))
-        for done in flushes:
-            done.set()
+            if self._commit():
+                for done in flushes:
+                    done.set()
+            else:
+                self._flushes = flushes + self._flushes
         room = self.inbox.room()
-        if (room <= 0) != self._paused:
-            self._paused = not self._paused
+        if (room <= 0) is not self._paused:
+            self._paused = room <= 0
             (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
         if self._paused:
             consumer.poll(timeout_ms=0)  # stays in the group
@@ -327,77 +339,133 @@ class _Reader(ConsumerRebalanceListener):
 
     def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
         items = []
-        for partition, found in records.items():
-            topic = self._topics[partition.topic]
-            lease = self._leases.get(partition)
-            if lease is None:
-                lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
-            for record in found:
-                headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
-                key = (record.key or b"").decode("utf-8", "replace")
-                data = record.value or b""
-                lease.tracker.give(record.offset)
-                item = Received(self.inbox, lease, key, None, headers, record.offset, data)
-                try:
-                    item.message = codec.decode(topic, data, headers)
-                except codec.UnreadableMessage as error:
-                    self._burying.append((item, str(error)))
-                    continue
-                items.append(item)
+        with self._lock:
+            for partition, found in records.items():
+                lease = self._leases.get(partition)
+                if lease is None:
+                    topic = self._topics[partition.topic]
+                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
+                items += [item for record in found if (item := self._receive(lease, record)) is not None]
         if items:
             self.inbox.offer(items)
 
+    def _receive(self, lease: Lease, record: Any) -> Received | None:
+        """None for a message that cannot be read: it is on its way to the dead letters."""
+        headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
+        key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
+        lease.tracker.give(record.offset)
+        item = Received(self.inbox, lease, key, None, headers, record.offset, data)
+        try:
+            item.message = codec.decode(lease.topic, data, headers)
+        except codec.UnreadableMessage as error:
+            self._burying.append((item, str(error)))
+            return None
+        return item
+
     def _settle(self) -> None:
         """Moves the trackers; a buried message counts when its dead letter is durable."""
-        for item, reason in self.inbox.drain():
-            if reason is not None:
-                self._burying.append((item, reason))
-            elif item.lease.live:
-                item.lease.tracker.done(item.offset)
-        if self._burying:
-            self._bus.bury(self._burying, self.group)
-            for item, _ in self._burying:
-                item.lease.tracker.done(item.offset)
-            self._burying = []
+        self._collect()
+        with self._lock:
+            burying = list(self._burying)
+        if burying:
+            self._bus.bury(burying, self.group)
+            with self._lock:
+                del self._burying[: len(burying)]
+                for item, _ in burying:
+                    item.lease.tracker.done(item.offset)
 
-    def _commit(self, partitions: Sequence[TopicPartition]) -> None:
-        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+    def _collect(self) -> None:
+        with self._lock:
+            for item, reason in self.inbox.drain():
+                if reason is not None:
+                    self._burying.append((item, reason))
+                elif item.lease.live:
+                    item.lease.tracker.done(item.offset)
+
+    def _moved(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What there is to commit."""
         if self.group is None:
-            return
-        moved = {p: lease for p in partitions if (lease := self._leases[p]).tracker.position > lease.committed}
+            return {}
+        with self._lock:
+            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
+            return {
+                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
+                for partition, lease in leases.items()
+                if lease.tracker.position > lease.committed
+            }
+
+    def _commit(self) -> bool:
+        """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
+        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        moved = self._moved(list(self._leases))
         if not moved:
-            return
+            return True
         try:
-            self._consumer.commit({p: OffsetAndMetadata(lease.tracker.position, "", -1) for p, lease in moved.items()})
+            self._consumer.commit(moved)
+        except RebalanceInProgressError:
+            return False
         except CommitFailedError as error:  # the group went on without us: somebody else reads them again
             log.warning("bus.commit_fenced", group=self.group, error=str(error))
-            return
-        for lease in moved.values():
-            lease.committed = lease.tracker.position
+            return True
+        with self._lock:
+            for partition, offset in moved.items():
+                if partition in self._leases:
+                    self._leases[partition].committed = offset.offset
+        return True
 
-    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
-        for partition in partitions:
-            lease = self._leases.pop(partition, None)
-            if lease:
-                lease.live = False
-                self.inbox.withdraw(lease)
+    def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
+        """How much of `partitions`, which are being handed back, is with the consumer. Nothing new of them goes out."""
+        count = 0
+        with self._lock:
+            for partition in partitions:
+                if partition in self._leases:
+                    self._leases[partition].revoke_by = time.monotonic() + self._grace_s
+                    count += self.inbox.withdraw(self._leases[partition])
+        return count
 
-    # From within `poll`.
+    def _lose(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            for partition in list(partitions):
+                lease = self._leases.pop(partition, None)
+                if lease:
+                    lease.live = False
+                    self.inbox.withdraw(lease)
 
-    def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
-        mine = [partition for partition in revoked if partition in self._leases]
+    def _hand_back_all(self) -> None:
+        """At the end: waits a while for what is in flight, then commits."""
         until = time.monotonic() + self._grace_s
-        for partition in mine:
-            self._leases[partition].revoke_by = until
-        while any([self.inbox.withdraw(self._leases[p]) for p in mine]) and time.monotonic() < until:
-            time.sleep(0.01)
+        while self._in_flight(list(self._leases)) and time.monotonic() < until:
+            time.sleep(PAUSE_S)
         self._settle()
-        self._commit(mine)
-        self._lose(mine)
+        until = time.monotonic() + REVOKE_GRACE_S
+        while not self._commit() and time.monotonic() < until:
+            self._consumer.pause(*self._consumer.assignment())
+            self._consumer.poll(timeout_ms=POLL_MS)
+        self._lose(list(self._leases))
 
-    def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
-        if self._paused:
-            self._consumer.pause(*assigned)
+    # In the consumer's I/O thread.
 
-    def on_partitions_lost(self, lost: Sequence[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        partitions = list(revoked)
+        until = time.monotonic() + self._grace_s
+        while self._in_flight(partitions) and time.monotonic() < until:
+            await self._consumer._net.sleep(PAUSE_S)  # its loop has no public way to sleep
+        self._collect()
+        until = time.monotonic() + COMMIT_WITHIN_S
+        while moved := self._moved(partitions):
+            try:
+                await self._consumer.commit_async(moved)
+                break
+            except KafkaError as error:
+                if not isinstance(error, RebalanceInProgressError) or time.monotonic() > until:
+                    # What was acknowledged lately comes again, to the next owner.
+                    log.warning("bus.commit_at_rebalance", group=self.group, error=type(error).__name__)
+                    break
+                await self._consumer._net.sleep(PAUSE_S)
+        self._lose(partitions)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._paused = None  # they are not paused, whatever the others are: decide again
+
+    async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
         self._lose(lost)

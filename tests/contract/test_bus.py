@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ class World:
     url: str
     topic: Topic
     opened: list[Bus]
+    group: str = field(default_factory=lambda: f"g.{uuid.uuid4().hex[:12]}")
 
     def open(self, client: str = "test") -> Bus:
         bus = connect(self.url, client=client)
@@ -106,7 +107,7 @@ def test_what_is_published_arrives_unchanged_and_once(world, go):
         bus = world.open()
         sent = Alert(run="r1", name="drift", severity="critical", what="héllo \x00 \u202e", examples=["a", "b"])
         await bus.publish(world.topic, "key", sent)
-        deliveries = bus.deliveries([world.topic], "g", 4)
+        deliveries = bus.deliveries([world.topic], world.group, 4)
         (got,) = await take(deliveries, 1)
         assert (got.message, got.key, got.topic) == (sent, "key", world.topic)
         got.done()
@@ -125,7 +126,7 @@ def test_order_holds_per_key_across_publishers(world, go):
 
         await asyncio.gather(publish(one, "a"), publish(one, "b"), publish(two, "c"), publish(two, "d"))
         seen: dict[str, list[int]] = {}
-        deliveries = one.deliveries([world.topic], "g", 16)
+        deliveries = one.deliveries([world.topic], world.group, 16)
         for _ in range(240):
             delivery = await anext(deliveries)
             seen.setdefault(delivery.key, []).append(int(delivery.message.what))
@@ -140,7 +141,7 @@ def test_publish_many_keeps_its_order_within_a_key_over_several_topics(world, go
         bus = world.open()
         other = Topic(world.topic.name + ".other", (Alert,), partitions=2)
         await bus.publish_many([(world.topic if i % 2 else other, "k", alert(i)) for i in range(40)])
-        deliveries = bus.deliveries([world.topic, other], "g", 100)
+        deliveries = bus.deliveries([world.topic, other], world.group, 100)
         got = await take(deliveries, 40)
         for topic, rest in ((world.topic, 1), (other, 0)):
             assert [int(d.message.what) for d in got if d.topic == topic] == [i for i in range(40) if i % 2 == rest]
@@ -152,7 +153,7 @@ def test_every_group_gets_everything_and_a_new_group_starts_at_the_beginning(wor
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(10)])
-        for group in ("first", "second"):
+        for group in (world.group, world.group + ".other"):
             got = await take(bus.deliveries([world.topic], group, 10), 10)
             assert sorted(texts(got)) == sorted(str(i) for i in range(10))
             for delivery in got:
@@ -165,12 +166,14 @@ def test_what_was_not_acknowledged_comes_again_after_the_consumer_is_killed(worl
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "same", alert(i)) for i in range(20)])
-        process = await asyncio.to_thread(world.member, "g", "odd")
+        process = await asyncio.to_thread(world.member, world.group, "odd")
         for _ in range(20):
             assert await asyncio.to_thread(process.stdout.readline)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        got = await take(bus.deliveries([world.topic], "g", 100), 20)  # 0 was never acknowledged: all from there on
+        got = await take(
+            bus.deliveries([world.topic], world.group, 100), 20
+        )  # 0 was never acknowledged: all from there on
         assert texts(got) == [str(i) for i in range(20)]
 
     go(scenario)
@@ -180,12 +183,12 @@ def test_what_was_acknowledged_does_not_come_again_after_a_restart(world, go):
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "same", alert(i)) for i in range(10)])
-        for delivery in await take(bus.deliveries([world.topic], "g", 10), 10):
+        for delivery in await take(bus.deliveries([world.topic], world.group, 10), 10):
             if delivery.message.what != "7":
                 delivery.done()
         await bus.close()
         again = world.open()
-        assert texts(await take(again.deliveries([world.topic], "g", 10), 3)) == ["7", "8", "9"]
+        assert texts(await take(again.deliveries([world.topic], world.group, 10), 3)) == ["7", "8", "9"]
 
     go(scenario)
 
@@ -199,7 +202,7 @@ def test_a_publish_that_returned_survives_sigkill_of_the_publisher(world, go):
         process.send_signal(signal.SIGKILL)
         durable = max([durable, *(int(line) for line in process.stdout.read().split())])
         process.wait()
-        deliveries = world.open().deliveries([world.topic], "g", 10_000)
+        deliveries = world.open().deliveries([world.topic], world.group, 10_000)
         seen = {int(d.message.what) for d in await take(deliveries, durable + 1)}
         assert seen >= set(range(durable)) | ({durable} & seen)
         assert len(seen) == durable + 1
@@ -211,16 +214,18 @@ def test_the_lowest_contiguous_offset_is_committed_when_acknowledgements_come_ou
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "k", alert(i)) for i in range(6)])
-        got = await take(bus.deliveries([world.topic], "g", 10), 6)
+        deliveries = bus.deliveries([world.topic], world.group, 10)
+        got = await take(deliveries, 6)
         for i in (5, 3, 1):
             got[i].done()
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 6}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 6}
         got[0].done()
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 4}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 4}
         got[2].done()
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 2}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 2}
         got[4].done()
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
+        await deliveries.aclose()
 
     go(scenario)
 
@@ -229,7 +234,7 @@ def test_no_more_than_max_in_flight_are_out_at_a_time(world, go):
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(10)])
-        deliveries = bus.deliveries([world.topic], "g", 3)
+        deliveries = bus.deliveries([world.topic], world.group, 3)
         got = await take(deliveries, 3)
         assert await nothing_comes(deliveries)
         got[1].done()
@@ -243,7 +248,7 @@ def test_retry_gives_the_message_again_later_and_lets_others_pass(world, go):
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "k", alert(i)) for i in range(3)])
-        deliveries = bus.deliveries([world.topic], "g", 1)
+        deliveries = bus.deliveries([world.topic], world.group, 1)
         (first,) = await take(deliveries, 1)
         loop = asyncio.get_running_loop()
         due = loop.time() + 0.5
@@ -256,9 +261,9 @@ def test_retry_gives_the_message_again_later_and_lets_others_pass(world, go):
         (again,) = await take(deliveries, 1)
         assert again.message.what == "0"
         assert loop.time() >= due - 0.01
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 3}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 3}
         again.done()
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
 
     go(scenario)
 
@@ -267,15 +272,15 @@ def test_bury_keeps_bytes_and_headers_in_the_dead_letter_topic_with_the_reason(w
     async def scenario():
         bus = world.open()
         await bus.publish(world.topic, "k", alert("bad"))
-        (bad,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        (bad,) = await take(bus.deliveries([world.topic], world.group, 1), 1)
         bad.bury("cannot be graded")
-        (letter,) = await take(bus.deliveries([dead_letters(world.topic)], "people", 1), 1)
+        (letter,) = await take(bus.deliveries([dead_letters(world.topic)], world.group, 1), 1)
         raw = letter.message
         assert raw.headers["dead-letter-reason"] == "cannot be graded"
         assert raw.headers["schema"] == f"{world.topic.name}/1.0"
         assert raw.headers["dead-letter-source"].startswith(world.topic.name)
         assert (letter.key, b'"what":"bad"' in raw.data) == ("k", True)
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
 
     go(scenario)
 
@@ -297,13 +302,13 @@ def test_an_unreadable_message_is_buried_and_never_stops_the_consumer(world, go)
         for poison in UNREADABLE.values():
             await bus.publish(raw_topic, "k", poison)
         await bus.publish(world.topic, "k", alert("good"))
-        (good,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        (good,) = await take(bus.deliveries([world.topic], world.group, 1), 1)
         assert good.message.what == "good"
         good.done()
-        letters = await take(bus.deliveries([dead_letters(world.topic)], "people", 10), len(UNREADABLE))
+        letters = await take(bus.deliveries([dead_letters(world.topic)], world.group, 10), len(UNREADABLE))
         assert sorted(letter.message.data for letter in letters) == sorted(p.data for p in UNREADABLE.values())
         assert all(letter.message.headers["dead-letter-reason"] for letter in letters)
-        assert await bus.lag([world.topic], "g") == {world.topic.name: 0}
+        assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
 
     go(scenario)
 
@@ -313,7 +318,7 @@ def test_unknown_fields_of_the_same_major_version_are_ignored(world, go):
         bus = world.open()
         newer = b'{"type":"Alert","run":"r","name":"n","severity":"info","what":"w","new_field":[1]}'
         await bus.publish(Topic(world.topic.name, (Raw,), partitions=8), "k", Raw(newer, {"schema": "x/1.7"}))
-        (got,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        (got,) = await take(bus.deliveries([world.topic], world.group, 1), 1)
         assert (got.message.what, got.headers["schema"]) == ("w", "x/1.7")
 
     go(scenario)
@@ -329,7 +334,7 @@ def test_a_message_above_64_kib_or_of_a_foreign_type_is_refused_at_the_producer(
         with pytest.raises(MessageTooLarge):  # all or nothing: the good one is not sent either
             await bus.publish_many([(world.topic, "k", alert("good")), (world.topic, "k", alert("x" * MAX_BYTES))])
         await bus.publish(world.topic, "k", alert("x" * (MAX_BYTES - 200)))
-        (got,) = await take(bus.deliveries([world.topic], "g", 1), 1)
+        (got,) = await take(bus.deliveries([world.topic], world.group, 1), 1)
         assert len(got.message.what) == MAX_BYTES - 200
 
     go(scenario)
@@ -358,7 +363,7 @@ def test_three_consumers_share_the_partitions_and_every_message_goes_to_one(worl
         by_member: Counter[int] = Counter()
 
         async def consume(index):
-            async for delivery in buses[index].deliveries([world.topic], "g", 4):
+            async for delivery in buses[index].deliveries([world.topic], world.group, 4):
                 seen[delivery.message.what] += 1
                 by_member[index] += 1
                 delivery.done()
@@ -369,7 +374,7 @@ def test_three_consumers_share_the_partitions_and_every_message_goes_to_one(worl
             await buses[0].publish_many([(world.topic, str(i), alert(i)) for i in range(sent, sent + 48)])
             sent += 48
             await asyncio.sleep(0.2)
-        while await buses[0].lag([world.topic], "g") != {world.topic.name: 0}:  # noqa: ASYNC110
+        while await buses[0].lag([world.topic], world.group) != {world.topic.name: 0}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert seen == Counter({str(i): 1 for i in range(sent)})
         for task in tasks:
@@ -381,8 +386,8 @@ def test_three_consumers_share_the_partitions_and_every_message_goes_to_one(worl
 def test_a_dead_members_partitions_move_to_the_living(world, go):
     async def scenario():
         bus = world.open()
-        processes = [await asyncio.to_thread(world.member, "g", "hold") for _ in range(2)]
-        deliveries = bus.deliveries([world.topic], "g", 1000)
+        processes = [await asyncio.to_thread(world.member, world.group, "hold") for _ in range(2)]
+        deliveries = bus.deliveries([world.topic], world.group, 1000)
         await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(64)])
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -399,10 +404,10 @@ def test_a_dead_members_partitions_move_to_the_living(world, go):
 def test_a_frozen_members_late_acknowledgement_does_not_move_the_new_owners_position(world, go):
     async def scenario():
         bus = world.open()
-        process = await asyncio.to_thread(world.member, "g", "done")
+        process = await asyncio.to_thread(world.member, world.group, "done")
         process.send_signal(signal.SIGSTOP)  # alive, silent: its lease runs out
         await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(16)])
-        held = await take(bus.deliveries([world.topic], "g", 1000), 16)
+        held = await take(bus.deliveries([world.topic], world.group, 1000), 16)
         process.send_signal(signal.SIGCONT)
         await asyncio.sleep(1.5)  # it may join again and acknowledge what it is given, which we still hold
         process.kill()
@@ -410,8 +415,8 @@ def test_a_frozen_members_late_acknowledgement_does_not_move_the_new_owners_posi
         assert len(held) == 16
         for delivery in held:
             delivery.done()
-        rest = bus.deliveries([world.topic], "g", 1000)
-        while await bus.lag([world.topic], "g") != {world.topic.name: 0}:
+        rest = bus.deliveries([world.topic], world.group, 1000)
+        while await bus.lag([world.topic], world.group) != {world.topic.name: 0}:
             try:
                 async with asyncio.timeout(0.2):
                     (await anext(rest)).done()
@@ -425,12 +430,12 @@ def test_a_consumer_that_leaves_hands_back_what_it_did_not_take(world, go):
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "k", alert(i)) for i in range(10)])
-        leaver = bus.deliveries([world.topic], "g", 5)
+        leaver = bus.deliveries([world.topic], world.group, 5)
         got = await take(leaver, 5)
         del leaver  # as after a `break`
         for delivery in got:
             delivery.done()
-        assert texts(await take(bus.deliveries([world.topic], "g", 5), 5)) == [str(i) for i in range(5, 10)]
+        assert texts(await take(bus.deliveries([world.topic], world.group, 5), 5)) == [str(i) for i in range(5, 10)]
 
     go(scenario)
 
@@ -439,7 +444,7 @@ def test_close_writes_acknowledgements_and_ends_the_iterators(world, go):
     async def scenario():
         bus = world.open()
         await bus.publish(world.topic, "k", alert(1))
-        deliveries = bus.deliveries([world.topic], "g", 1)
+        deliveries = bus.deliveries([world.topic], world.group, 1)
         (await anext(deliveries)).done()
         waiting = asyncio.create_task(anext(deliveries, None))
         await asyncio.sleep(0)
@@ -447,7 +452,7 @@ def test_close_writes_acknowledgements_and_ends_the_iterators(world, go):
         assert await waiting is None
         with pytest.raises(BusUnavailable):
             await bus.publish(world.topic, "k", alert(2))
-        assert await world.open("later").lag([world.topic], "g") == {world.topic.name: 0}
+        assert await world.open("later").lag([world.topic], world.group) == {world.topic.name: 0}
 
     go(scenario)
 
@@ -455,7 +460,7 @@ def test_close_writes_acknowledgements_and_ends_the_iterators(world, go):
 def test_a_cancelled_wait_loses_no_message(world, go):
     async def scenario():
         bus = world.open()
-        deliveries = bus.deliveries([world.topic], "g", 100)
+        deliveries = bus.deliveries([world.topic], world.group, 100)
         publisher = asyncio.create_task(bus.publish_many([(world.topic, "k", alert(i)) for i in range(30)]))
         got: list[Delivery] = []
         while len(got) < 30:
@@ -474,7 +479,7 @@ def test_batches_are_full_when_there_is_plenty_and_partial_after_the_linger(worl
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "k", alert(i)) for i in range(25)])
-        stream = batches(bus.deliveries([world.topic], "g", 64), max_size=10, linger_s=0.3)
+        stream = batches(bus.deliveries([world.topic], world.group, 64), max_size=10, linger_s=0.3)
         sizes = []
         async for batch in stream:
             sizes.append(len(batch))
