@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -38,7 +39,9 @@ HEADERS = {
 STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 
 # Figures of a step by the names that the trainer gives them; those not named here follow in alphabetical order.
-FIRST_METRICS = ("entropy", "mismatch", "mismatch_kl", "kl", "loss", "grad_norm")
+FIRST_METRICS = ("entropy", "mismatch_k3", "importance_clipped_share", "tokens_sampled", "grad_norm", "loss")
+SECONDS = "seconds_"  # those share a chart
+_OF_ONE_VERSION = re.compile(r"_version_\d+$")  # one figure per version and step: too many for curves
 
 _BOARD = web.AppKey("board", Board)
 _LIBRARY = web.AppKey("library", Library)
@@ -204,10 +207,19 @@ def charts(run: RunBoard) -> list[tuple[str, str, Markup]]:
             False,
         ),
     ]
-    names = {name for _, commit in steps for name in commit.metrics}
+    names = {name for _, commit in steps for name in commit.metrics if not _OF_ONE_VERSION.search(name)}
+
+    def per_step(name: str, title: str) -> Series:
+        return Series(title, [(step, commit.metrics[name]) for step, commit in steps if name in commit.metrics])
+
     for name in sorted(names, key=lambda n: (FIRST_METRICS.index(n) if n in FIRST_METRICS else len(FIRST_METRICS), n)):
-        points = [(step, commit.metrics[name]) for step, commit in steps if name in commit.metrics]
-        drawn.append((name.replace("_", " ").capitalize(), "of each step", [Series(name, points)], "step", False))
+        if not name.startswith(SECONDS):
+            title = name.removesuffix("_share").replace("_", " ").capitalize()
+            drawn.append((title, "of each step", [per_step(name, name)], "step", name.endswith("_share")))
+    spent = [per_step(name, name.removeprefix(SECONDS)) for name in sorted(names) if name.startswith(SECONDS)]
+    if spent:
+        spent.sort(key=lambda series: -sum(y for _, y in series.points))
+        drawn.append(("Seconds", "of each step, by what they went to", spent[:4], "step", False))
     return [
         (title, told, line_chart(series, x_name=x_name, label=f"{title}: {told}", percent=percent))
         for title, told, series, x_name, percent in drawn

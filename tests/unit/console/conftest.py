@@ -61,7 +61,8 @@ class World:
             scored = self.scored(f"a-{serial}", version=serial, solved=serial > 1)
             said.append((t.ROLLOUTS_SCORED, scored.key.attempt, scored))
             if serial:
-                metrics = {"entropy": 1.0 / serial, "mismatch": 0.001 * serial}
+                metrics = {"entropy": 1.0 / serial, "mismatch_k3": 0.001 * serial, "prefix_saved_share": 0.5}
+                metrics |= {f"mismatch_k3_version_{serial}": 0.1, "seconds_fetch": 0.2, "seconds_train": 1.0}
                 step = m.StepCommitted(
                     run=RUN,
                     incarnation=0,

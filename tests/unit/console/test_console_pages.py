@@ -121,9 +121,9 @@ def test_a_run_shows_its_curves_and_configuration(visit):
     ((_, _, page),) = visit(f"/runs/{RUN}")
     labels = [attributes["aria-label"] for tag, attributes in page.elements if tag == "svg"]
     assert [label.split(":")[0] for label in labels] == [
-        "Reward", "Pass rate", "Tokens", "Broken calls", "Age", "Entropy", "Mismatch",
+        "Reward", "Pass rate", "Tokens", "Broken calls", "Age", "Entropy", "Mismatch k3", "Prefix saved", "Seconds",
     ]  # fmt: skip
-    assert page.html.count("<polyline") == len(labels)
+    assert page.html.count("<polyline") == len(labels) + 1  # the seconds of a step share a chart
     for expected in ("hardness-weighted", "pass_at_1", "0.31", "submitted"):
         assert expected in page.text
 
