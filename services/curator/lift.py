@@ -37,7 +37,9 @@ _BUILTINS = frozenset(dir(builtins)) - _BANNED_NAMES
 _VALUE_METHODS = frozenset(
     name for kind in (str, bytes, list, dict, set, tuple, int, float) for name in dir(kind) if not name.startswith("_")
 )
-_IN_PLACE = frozenset(["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "reverse", "sort", "update"])
+_IN_PLACE = frozenset(
+    ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "reverse", "sort", "update"]
+)
 _FORBIDDEN = (
     ast.Global,
     ast.Nonlocal,
@@ -167,7 +169,9 @@ def _flatten_parameters(node: ast.FunctionDef) -> list[str]:
     everything = [*plain_args, *a.kwonlyargs, *extra]
     defaults += [*a.kw_defaults, *([None] * len(extra))]
     ordered = sorted(zip(everything, defaults, strict=True), key=lambda pair: pair[1] is not None)
-    kept = [(arg, d if d is None or isinstance(d, ast.Constant | ast.UnaryOp | ast.Tuple) else None) for arg, d in ordered]
+    kept = [
+        (arg, d if d is None or isinstance(d, ast.Constant | ast.UnaryOp | ast.Tuple) else None) for arg, d in ordered
+    ]
     last_bare = max((index for index, (_, d) in enumerate(kept) if d is None), default=-1)
     node.args = ast.arguments(
         posonlyargs=[],

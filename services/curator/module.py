@@ -50,7 +50,9 @@ PARTIAL: dict[str, frozenset[str]] = {
     "os": frozenset(["path", "sep", "altsep", "linesep", "extsep"]),
     "datetime": frozenset(["timedelta", "date", "datetime", "time"]),
 }
-_IMPURE = frozenset(["now", "today", "utcnow", "fromtimestamp", "abspath", "realpath", "exists", "isfile", "isdir", "getcwd"])
+_IMPURE = frozenset(
+    ["now", "today", "utcnow", "fromtimestamp", "abspath", "realpath", "exists", "isfile", "isdir", "getcwd"]
+)
 _MAX_CONSTANT = 72
 
 
@@ -134,7 +136,11 @@ class Module:
         ):
             literal: list[ast.expr] = value.args[:1]
             flags = value.args[1:]
-            if all(isinstance(n, ast.Attribute | ast.Name | ast.BinOp | ast.BitOr | ast.Load) for f in flags for n in ast.walk(f)):
+            if all(
+                isinstance(n, ast.Attribute | ast.Name | ast.BinOp | ast.BitOr | ast.Load)
+                for f in flags
+                for n in ast.walk(f)
+            ):
                 return Constant(text, ("import re",)) if _is_literal(literal) and not value.keywords else None
             return None
         return Constant(text) if _is_literal([value]) else None

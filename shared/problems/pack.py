@@ -1,70 +1,102 @@
-"""A pack: two objects of zstd-compressed JSON lines, the public part (Problem) and the hidden part (Hidden), joined by id.
+"""Packs: many problems as two objects, public and hidden, zstd-compressed JSON lines joined by id.
 
-The public object goes to whoever runs the agent; the hidden one only to graders. Writing is deterministic: the same
-entries give the same bytes.
+A reader decompresses once and finds a problem by its id without parsing the rest. The first field of every line is its
+id; `Lines` relies on that and checks it. Equal problems give equal bytes (same zstandard version).
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import zstandard
 
-from shared.problems.schema import Hidden, Problem, ProblemError
+from shared.problems.schema import Hidden, Problem
 
-LEVEL = 10
-MAX_UNPACKED = 1 << 30  # a bomb is refused while it is unpacked
-_STEP = 1 << 16  # bytes unpacked at a time
+MAX_PACK_BYTES = 1 << 30  # decompressed
+_LEVEL = 12
+_HEAD = b'{"id":"'
 
-Entry = TypeVar("Entry", Problem, Hidden)
-
-
-def read_problems(data: bytes) -> list[Problem]:
-    """The public part. Raises ProblemError naming the line."""
-    return list(_read(data, Problem))
+T = TypeVar("T", Problem, Hidden)
 
 
-def read_hidden(data: bytes) -> list[Hidden]:
-    """The hidden part. Raises ProblemError naming the line."""
-    return list(_read(data, Hidden))
+class PackError(ValueError):
+    """The bytes are no pack; the text says what was found."""
 
 
-def write(entries: Iterable[Problem] | Iterable[Hidden]) -> bytes:
-    """One part of a pack, in the order given."""
-    encode = msgspec.json.Encoder().encode
-    return zstandard.ZstdCompressor(level=LEVEL).compress(b"".join(encode(entry) + b"\n" for entry in entries))
+def compress(items: Iterable[msgspec.Struct]) -> bytes:
+    """One line each, in the order given."""
+    lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(lines)
 
 
-def _read(data: bytes, kind: type[Entry]) -> Iterator[Entry]:
-    decoder = msgspec.json.Decoder(kind)
-    for number, line in enumerate(io.BytesIO(_unpack(data)), 1):
-        if line.strip():
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ProblemError(f"line {number}: {error}") from None
-
-
-def _unpack(data: bytes) -> bytes:
-    """In small steps, so that a bomb ends early; frames may follow each other, none may be cut short."""
-    out, rest = io.BytesIO(), memoryview(data)
+def decompress(data: bytes) -> bytes:
     try:
-        while True:
-            frame = zstandard.ZstdDecompressor().decompressobj()
-            while rest and not frame.eof:
-                step, rest = rest[:_STEP], rest[_STEP:]
-                out.write(frame.decompress(step))
-                if out.tell() > MAX_UNPACKED:
-                    raise ProblemError(f"a pack of more than {MAX_UNPACKED} bytes when unpacked")
-            if not frame.eof:
-                raise ProblemError(
-                    f"not a whole pack (zstd-compressed JSON lines): the end of {len(data)} bytes is missing"
-                )
-            rest = memoryview(frame.unused_data + bytes(rest))
-            if not rest:
-                return out.getvalue()
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= MAX_PACK_BYTES:
+            raise PackError(f"pack of {size} bytes decompressed; allowed: 0 to {MAX_PACK_BYTES}")
+        return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
-        raise ProblemError(f"not a pack (zstd-compressed JSON lines): {error}") from None
+        raise PackError(f"no zstd data: {error}") from None
+
+
+class Lines(Generic[T]):
+    """A read pack of one kind, `Problem` or `Hidden`."""
+
+    def __init__(self, data: bytes, kind: type[T]) -> None:
+        self._text = decompress(data)
+        self._decoder = msgspec.json.Decoder(kind)
+        self._places: dict[str, tuple[int, int]] = {}
+        start = 0
+        while start < len(self._text):
+            end = self._text.find(b"\n", start)
+            end = len(self._text) if end < 0 else end
+            quote = self._text.find(b'"', start + len(_HEAD), end)
+            if not self._text.startswith(_HEAD, start) or quote < 0:
+                raise PackError(f"line {len(self._places) + 1} does not begin with its id")
+            self._places[self._text[start + len(_HEAD) : quote].decode()] = (start, end)
+            start = end + 1
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, problem: str) -> bool:
+        return problem in self._places
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._places)
+
+    def __getitem__(self, problem: str) -> T:
+        """KeyError for an id that the pack does not hold; PackError for a line that is no such object."""
+        start, end = self._places[problem]
+        try:
+            return self._decoder.decode(memoryview(self._text)[start:end])
+        except msgspec.DecodeError as error:
+            raise PackError(f"problem {problem!r}: {error}") from None
+
+    def __iter__(self) -> Iterator[T]:
+        return (self[problem] for problem in self._places)
+
+
+def read_public(data: bytes) -> Lines[Problem]:
+    return Lines(data, Problem)
+
+
+def read_hidden(data: bytes) -> Lines[Hidden]:
+    return Lines(data, Hidden)
+
+
+def write(problems: Iterable[tuple[Problem, Hidden]]) -> tuple[bytes, bytes]:
+    """(public, hidden), sorted by id."""
+    ordered = sorted(problems, key=lambda pair: pair[0].id)
+    return compress(problem for problem, _ in ordered), compress(hidden for _, hidden in ordered)
+
+
+def export_line(problem: Problem, hidden: Hidden) -> str:
+    """One problem as a line of the documented JSONL, hidden part inside."""
+    raw = msgspec.to_builtins(problem)
+    raw["hidden"] = msgspec.to_builtins(hidden.cases)
+    raw["solution"], raw["bug"] = hidden.solution, hidden.bug
+    return msgspec.json.encode(raw).decode()

@@ -106,7 +106,9 @@ class Signatures:
         """Whether the set holds the same function or a near-duplicate of it."""
         if int(key, 16) in self._keys:
             return True
-        candidates = {index for band, table in zip(self._split(minima), self._bands, strict=True) for index in table.get(band, ())}
+        candidates = {
+            index for band, table in zip(self._split(minima), self._bands, strict=True) for index in table.get(band, ())
+        }
         if not candidates:
             return False
         own = np.frombuffer(minima, dtype="<u2")
@@ -148,9 +150,13 @@ def read_signatures(path: Path) -> Signatures:
         with np.load(path, allow_pickle=False) as data:
             keys, minima = data["keys"], data["minima"]
     except (KeyError, ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: no file of signatures ({error}); allowed: .npz with arrays keys and minima") from None
+        raise ValueError(
+            f"{path}: no file of signatures ({error}); allowed: .npz with arrays keys and minima"
+        ) from None
     if keys.ndim != 1 or minima.shape != (len(keys), BYTES // 8):
-        raise ValueError(f"{path}: found keys {keys.shape} and minima {minima.shape}; expected [N] and [N, {BYTES // 8}]")
+        raise ValueError(
+            f"{path}: found keys {keys.shape} and minima {minima.shape}; expected [N] and [N, {BYTES // 8}]"
+        )
     signatures = Signatures()
     rows = np.ascontiguousarray(minima, dtype="<u8").tobytes()
     for index, key in enumerate(keys.tolist()):

@@ -1,0 +1,262 @@
+"""From the installed Python code to a pack: mine, split, record, break, check, write.
+
+What is written follows from the Python version, the installed distributions and GENERATOR alone: everything is sorted,
+every random choice is seeded by the function's key, and nothing depends on the order in which processes finish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from services.curator import breaking, fuzz, mine
+from services.curator.mine import Function, Inventory, SourceFile
+from shared.problems import pack
+from shared.problems.schema import Hidden, Problem
+from shared.problems.signatures import Signatures, read_signatures
+from shared.sandbox import connect
+from shared.sandbox.pool import FunctionPool
+
+GENERATOR = 1  # raise it when the same code would give another pack
+SPLITS = ("train", "rl", "dev", "held_out")
+# Of modules, by hash. Training streams and RL need many functions, the report needs 150 held-out ones.
+_SHARES = (("held_out", 0.14), ("dev", 0.06), ("rl", 0.35), ("train", 0.45))
+# Problems of one function at most: the curves measure skill on functions, not on variants of a few.
+_PER_FUNCTION = {"train": 24, "rl": 16, "dev": 3, "held_out": 3}
+_CHUNK = 24  # functions that one process takes at a time
+
+Progress = Callable[[str, int, int], None]  # stage, done, of
+
+
+class Text(msgspec.Struct, kw_only=True):
+    """A line of pretrain.jsonl.zst: a function of the train split, whether it can be run or not."""
+
+    id: str
+    source: str
+    entry: str
+    executable: bool
+    origin: str
+    licence: str
+
+
+@dataclass(slots=True)
+class Made:
+    """What one process made of a chunk."""
+
+    problems: list[tuple[str, Problem, Hidden]] = field(default_factory=list)  # with their split
+    recorded: int = 0
+
+
+def split_of(file: SourceFile | Function) -> str:
+    """By a hash of (distribution, module): the same on every machine."""
+    place = mine.share(f"split {file.distribution}:{file.module}")
+    for name, size in _SHARES:
+        if place < size:
+            return name
+        place -= size
+    return "train"
+
+
+def cache_key(inventory: Inventory, exclude: Path | None) -> str:
+    """Changes with anything that the pack depends on."""
+    facts = {
+        "generator": GENERATOR,
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "distributions": inventory.versions,
+        "excluded": hashlib.blake2b(exclude.read_bytes(), digest_size=16).hexdigest() if exclude else "",
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def build(
+    out: Path,
+    *,
+    sandbox: str = "bubblewrap",
+    processes: int = 2,
+    exclude: Path | None = None,
+    limit: int = 0,
+    progress: Progress = lambda stage, done, of: None,
+) -> dict[str, Any]:
+    """Writes the pack into `out`, whole or not at all, and returns its manifest. `limit`: at most so many files, for a
+    quick look. A pack already there and made from the same things is left as it is."""
+    inventory = mine.inventory()
+    if limit:
+        inventory.files.sort(key=lambda file: mine.share(f"limit {file.distribution}:{file.module}"))
+        del inventory.files[limit:]
+        inventory.files.sort(key=lambda file: (file.distribution, file.module))
+    key = cache_key(inventory, exclude) + (f"-{limit}" if limit else "")
+    ready = read_manifest(out)
+    if ready is not None and ready["key"] == key and _intact(out, ready):
+        return ready
+    with multiprocessing.get_context("forkserver").Pool(processes, _start_worker, (sandbox,)) as workers:
+        functions = _mine(workers, inventory, progress)
+        functions = _distinct(functions, read_signatures(exclude) if exclude else Signatures())
+        made = Made()
+        candidates = [(split_of(f), f, inventory.licences[f.distribution]) for f in functions if f.executable]
+        chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
+        done = 0
+        for part in workers.imap(_make, chunks):
+            made.problems += part.problems
+            made.recorded += part.recorded
+            done += 1
+            progress("recording behaviour, breaking functions", done, len(chunks))
+        workers.close()
+        workers.join()
+    return _write(out, key, inventory, functions, made)
+
+
+def _mine(workers: Any, inventory: Inventory, progress: Progress) -> list[Function]:
+    """Every function once by its text, with fingerprint, in the order of the inventory."""
+    found: dict[str, Function] = {}
+    files = inventory.files
+    for done, functions in enumerate(workers.imap(_functions, files, chunksize=32)):
+        for function in functions:
+            found.setdefault(function.source, function)
+        if done % 64 == 0 or done + 1 == len(files):
+            progress("reading installed code", done + 1, len(files))
+    result = []
+    for done, function in enumerate(workers.imap(mine.with_fingerprint, found.values(), chunksize=64)):
+        if function is not None:
+            result.append(function)
+        if done % 256 == 0 or done + 1 == len(found):
+            progress("fingerprints", done + 1, len(found))
+    return result
+
+
+def _functions(file: SourceFile) -> list[Function]:
+    return mine.functions(file, texts=split_of(file) == "train")
+
+
+def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Function]:
+    """No function twice, and none that nearly equals one of another split; held-out first, train gives way.
+    `excluded`: what the base policy has seen; it stays in train and leaves every other split."""
+    seen: set[str] = set()
+    others = Signatures()
+    kept: list[Function] = []
+    for split in ("held_out", "dev", "rl", "train"):
+        for function in functions:
+            if split_of(function) != split or function.key in seen:
+                continue
+            if others.has_near(function.key, function.minima):
+                continue
+            if split != "train":
+                if excluded.has_near(function.key, function.minima):
+                    continue
+                others.add(function.key, function.minima)
+            seen.add(function.key)
+            kept.append(function)
+    return kept
+
+
+_sandbox: FunctionPool | None = None
+
+
+def _start_worker(sandbox: str) -> None:
+    global _sandbox
+    os.nice(5)  # the machine stays usable
+    _sandbox = connect(sandbox, 1)
+
+
+def _make(chunk: Sequence[tuple[str, Function, str]]) -> Made:
+    assert _sandbox is not None
+    made = Made()
+    by_key = {function.key: (split, licence) for split, function, licence in chunk}
+    recorded = fuzz.record(_sandbox, [function for _, function, _ in chunk])
+    made.recorded = len(recorded)
+    wanted = [_PER_FUNCTION[by_key[r.function.key][0]] for r in recorded]
+    for own, broken in zip(recorded, breaking.break_functions(_sandbox, recorded, wanted), strict=True):
+        split, licence = by_key[own.function.key]
+        problems = [breaking.problem(own.function, licence, own.cases, one) for one in broken]
+        checked = breaking.verified(_sandbox, own.function.entry, [p for p in problems if p is not None])
+        made.problems += [(split, public, hidden) for public, hidden in checked]
+    return made
+
+
+def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Function], made: Made) -> dict[str, Any]:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
+        folder = Path(name) / "pack"
+        folder.mkdir()
+        counts: dict[str, Any] = {}
+        for split in SPLITS:
+            own = [(public, hidden) for s, public, hidden in made.problems if s == split]
+            public, hidden = pack.write(own)
+            (folder / f"{split}.public.jsonl.zst").write_bytes(public)
+            (folder / f"{split}.hidden.jsonl.zst").write_bytes(hidden)
+            counts[split] = _counts(own)
+        texts = [
+            Text(
+                id=f.key,
+                source=f.source,
+                entry=f.entry,
+                executable=f.executable,
+                origin=f.origin,
+                licence=inventory.licences[f.distribution],
+            )
+            for f in functions
+            if split_of(f) == "train"
+        ]
+        texts.sort(key=lambda text: text.id)
+        (folder / "pretrain.jsonl.zst").write_bytes(pack.compress(texts))
+        used = sorted({f.distribution for f in functions})
+        manifest = {
+            "format": "etude-pack-1",
+            "key": key,
+            "generator": GENERATOR,
+            "python": platform.python_version(),
+            "distributions": {d: {"version": inventory.versions[d], "licence": inventory.licences[d]} for d in used},
+            "functions": {
+                "found": len(functions),
+                "executable": sum(f.executable for f in functions),
+                "recorded": made.recorded,
+                "pretrain": len(texts),
+            },
+            "splits": counts,
+            "verified": True,
+            "checksums": {path.name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for path in sorted(folder.iterdir())},
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        if out.exists():
+            shutil.move(out, Path(name) / "old")
+        os.replace(folder, out)
+    return manifest
+
+
+def _counts(problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
+    return {
+        "problems": len(problems),
+        "functions": len({public.cell for public, _ in problems}),
+        "kinds": dict(sorted(Counter(hidden.bug for _, hidden in problems).items())),
+        "distributions": dict(sorted(Counter(public.origin.split(":")[0] for public, _ in problems).items())),
+    }
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """None if there is no pack."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == "etude-pack-1" else None
+
+
+def _intact(folder: Path, manifest: dict[str, Any]) -> bool:
+    for name, checksum in manifest["checksums"].items():
+        path = folder / name
+        if not path.is_file() or xxhash.xxh3_128_hexdigest(path.read_bytes()) != checksum:
+            return False
+    return True
