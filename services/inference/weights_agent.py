@@ -27,7 +27,7 @@ from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
 from services.inference.following import Following
 from services.inference.weights import LiveWeights, bits_of
-from shared.bus import Bus
+from shared.bus import Bus, BusUnavailable
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import PolicyApplied
 from shared.contracts.run import Ref, RunConfig
@@ -252,7 +252,12 @@ class WeightsAgent:
             ok=ok,
             reason=reason[:2000],
         )
-        await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
+        while True:
+            try:
+                return await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
+            except BusUnavailable as error:  # the engine serves on; the others learn it as soon as they can
+                log.warning("bus_unavailable", error=str(error))
+                await asyncio.sleep(FIRST_DELAY_S)
 
     def _settle_pins(self) -> None:
         """Answers those whose pin is served, or has been replaced by a later one."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shared.model.config import ModelConfig, Rope, yarn_mscale
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-Rotation = tuple[Tensor, Tensor]  # cos, sin: [N, 1, Dr/2]
+Rotation = tuple[Tensor, Tensor]  # [N, 1, Dr] each: cos twice; sin with the sign of its half
 
 
 class RmsNorm(nn.Module):
@@ -65,16 +65,18 @@ class Rotary(nn.Module):
         self.amplitude = rotation_amplitude(rope)
 
     def forward(self, positions_N: Tensor) -> Rotation:
-        angle = positions_N[:, None, None].float() * self.inverse
-        return angle.cos() * self.amplitude, angle.sin() * self.amplitude
+        angle = positions_N[:, None, None].to(self.inverse.dtype) * self.inverse
+        cos, sin = angle.cos() * self.amplitude, angle.sin() * self.amplitude
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def rotate(x: Tensor, rotation: Rotation, interleaved: bool = False) -> Tensor:
     """x [N, heads, Dr]. Pairs are (i, i + Dr/2), or (2i, 2i+1) when interleaved; the result is in the first layout
     either way (a permutation common to q and k leaves q·k as it is)."""
     cos, sin = rotation
-    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    if interleaved:
+        x = torch.cat((x[..., 0::2], x[..., 1::2]), -1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class GroupedQueryAttention(nn.Module):

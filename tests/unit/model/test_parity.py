@@ -89,9 +89,10 @@ def reference(name: str, **more):
             if parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
             elif "gate.weight" in key:
-                parameter.normal_(0, 0.5)
+                parameter.normal_(0, 0.25)
             else:
-                parameter.normal_(0, 1.1 / parameter.shape[-1] ** 0.5)
+                gain = 0.5 if "o_proj" in key or "down_proj" in key else 1.1
+                parameter.normal_(0, gain / parameter.shape[-1] ** 0.5)
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.uniform_(-0.3, 0.3)
