@@ -39,13 +39,14 @@ class Item:
     args: tuple[str, ...]
 
 
-def execute(pool: FunctionPool, items: Sequence[Item]) -> list[list[CallResult]]:
-    """One list of results per item, in order. An item that ends its run early costs the others nothing."""
+def execute(pool: FunctionPool, items: Sequence[Item], forbidden: tuple[str, ...] = ()) -> list[list[CallResult]]:
+    """One list of results per item, in order. An item that ends its run early costs the others nothing. `forbidden`:
+    modules that cannot be imported, the origin of the items."""
     results: list[list[CallResult]] = [[] for _ in items]
     waiting = list(_bundles(range(len(items)), items))
     while waiting:
         bundle = waiting.pop()
-        [flat] = pool.run_sync([_run([items[index] for index in bundle])])
+        [flat] = pool.run_sync([_run([items[index] for index in bundle], forbidden)])
         position = 0
         for place, index in enumerate(bundle):
             own = flat[position : position + len(items[index].args)]
@@ -72,7 +73,7 @@ def _bundles(indices: Sequence[int], items: Sequence[Item]) -> Iterator[list[int
         yield bundle
 
 
-def _run(items: Sequence[Item]) -> FunctionRun:
+def _run(items: Sequence[Item], forbidden: tuple[str, ...]) -> FunctionRun:
     lines = []
     for number, item in enumerate(items):
         lines.append(f"def _scope{number}():")
@@ -81,7 +82,7 @@ def _run(items: Sequence[Item]) -> FunctionRun:
     lines.append("def _run(number, *args):")
     lines.append("    return globals()[f'_scope{number}']()(*args)")
     args = tuple(_with_number(number, text) for number, item in enumerate(items) for text in item.args)
-    return FunctionRun(source="\n".join(lines), entry="_run", args=args, limits=_LIMITS)
+    return FunctionRun(source="\n".join(lines), entry="_run", args=args, limits=_LIMITS, forbidden_imports=forbidden)
 
 
 def _with_number(number: int, args: str) -> str:

@@ -28,6 +28,9 @@ MAX_CRASHING = 0.75
 _WEIGHTS = {"target": 0.3, "exception": 0.5, "default": 0.6}
 
 
+Made = tuple[Problem, Hidden]
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A mutant and what it does: one result per case of the recorded function."""
@@ -122,16 +125,18 @@ def _fits(case: Case, result: CallResult) -> bool:
     return len(shown(case.args)) + len(show(case.expected)) <= MAX_VISIBLE and len(actual) <= MAX_SHOWN
 
 
-def verified(pool: FunctionPool, entry: str, made: Sequence[tuple[Problem, Hidden]]) -> list[tuple[Problem, Hidden]]:
-    """The gate, on exactly the shipped texts: oracle = 1 (the solution passes every case) and no-op = 0 (the broken file
-    fails visible and hidden cases, and shows what `actual` says). A second execution, so it also drops what is flaky."""
+def verified(pool: FunctionPool, function: Function, made: Sequence[Made]) -> list[Made]:
+    """The gate, on exactly the shipped texts and with the origin out of reach as for graders: oracle = 1 (the solution
+    passes every case) and no-op = 0 (the broken file fails visible and hidden cases, and shows what `actual` says). A
+    second execution without budget, so it also drops what is flaky."""
     if not made:
         return []
+    entry = function.entry
     cases = list(dict.fromkeys((case.args, case.expected) for p, h in made for case in (*p.visible, *h.cases)))
     every = [Case(args=args, expected=expected) for args, expected in cases]
     items = [Item(made[0][1].solution[FILE], entry, tuple(case.args for case in every))]
     items += [Item(p.files[FILE], entry, tuple(c.args for c in (*p.visible, *h.cases))) for p, h in made]
-    oracle, *results = execute(pool, items)
+    oracle, *results = execute(pool, items, (function.module,))
     if not all(passes(case, result) for case, result in zip(every, oracle, strict=True)):
         return []
     kept = []

@@ -181,7 +181,7 @@ def _make(chunk: Sequence[tuple[str, Function, str]]) -> Made:
     for own, broken in zip(recorded, breaking.break_functions(_sandbox, recorded, wanted), strict=True):
         split, licence = by_key[own.function.key]
         problems = [breaking.problem(own.function, licence, own.cases, one) for one in broken]
-        checked = breaking.verified(_sandbox, own.function.entry, [p for p in problems if p is not None])
+        checked = breaking.verified(_sandbox, own.function, [p for p in problems if p is not None])
         made.problems += [(split, public, hidden) for public, hidden in checked]
     return made
 
@@ -194,9 +194,9 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
         counts: dict[str, Any] = {}
         for split in SPLITS:
             own = [(public, hidden) for s, public, hidden in made.problems if s == split]
-            public, hidden = pack.write(own)
-            (folder / f"{split}.public.jsonl.zst").write_bytes(public)
-            (folder / f"{split}.hidden.jsonl.zst").write_bytes(hidden)
+            own.sort(key=lambda pair: pair[0].id)
+            (folder / f"{split}.public.jsonl.zst").write_bytes(pack.write(public for public, _ in own))
+            (folder / f"{split}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in own))
             counts[split] = _counts(own)
         texts = [
             Text(
@@ -211,7 +211,7 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
             if split_of(f) == "train"
         ]
         texts.sort(key=lambda text: text.id)
-        (folder / "pretrain.jsonl.zst").write_bytes(pack.compress(texts))
+        (folder / "pretrain.jsonl.zst").write_bytes(pack.write(texts))
         used = sorted({f.distribution for f in functions})
         manifest = {
             "format": "etude-pack-1",

@@ -1,7 +1,7 @@
 """Packs: many problems as two objects, public and hidden, zstd-compressed JSON lines joined by id.
 
-A reader decompresses once and finds a problem by its id without parsing the rest. The first field of every line is its
-id; `Lines` relies on that and checks it. Equal problems give equal bytes (same zstandard version).
+`read_problems` and `read_hidden` read all of it; `Lines` decompresses once and finds a problem by its id without parsing
+the rest, because the first field of every line is its id. Equal problems give equal bytes (same zstandard version).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PackError(ValueError):
     """The bytes are no pack; the text says what was found."""
 
 
-def compress(items: Iterable[msgspec.Struct]) -> bytes:
-    """One line each, in the order given."""
+def write(items: Iterable[msgspec.Struct]) -> bytes:
+    """One part of a pack, public or hidden: one line each, in the order given."""
     lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(lines)
 
@@ -80,18 +80,14 @@ class Lines(Generic[T]):
         return (self[problem] for problem in self._places)
 
 
-def read_public(data: bytes) -> Lines[Problem]:
-    return Lines(data, Problem)
+def read_problems(data: bytes) -> list[Problem]:
+    """The public part, whole. Raises PackError."""
+    return list(Lines(data, Problem))
 
 
-def read_hidden(data: bytes) -> Lines[Hidden]:
-    return Lines(data, Hidden)
-
-
-def write(problems: Iterable[tuple[Problem, Hidden]]) -> tuple[bytes, bytes]:
-    """(public, hidden), sorted by id."""
-    ordered = sorted(problems, key=lambda pair: pair[0].id)
-    return compress(problem for problem, _ in ordered), compress(hidden for _, hidden in ordered)
+def read_hidden(data: bytes) -> list[Hidden]:
+    """The hidden part, whole. Raises PackError."""
+    return list(Lines(data, Hidden))
 
 
 def export_line(problem: Problem, hidden: Hidden) -> str:
