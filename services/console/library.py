@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TypeVar
 
 import msgspec
-from shared.problems.pack import read_problems
+from shared.problems.pack import read_public
 
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.run import Ref, RunConfig
@@ -48,8 +48,8 @@ class Library:
 
     def problem(self, pack: Ref, problem: str) -> Problem | None:
         """None if the pack does not hold it."""
-        problems = self._once("pack", pack.checksum, lambda: {p.id: p for p in read_problems(self._objects.get(pack))})
-        return problems.get(problem)
+        problems = self._once("pack", pack.checksum, lambda: read_public(self._objects.get(pack)))
+        return problems[problem] if problem in problems else None
 
     def trajectory(self, ref: Ref) -> Trajectory:
         """Raises ObjectMissing, ObjectDamaged, ValueError."""
