@@ -173,9 +173,9 @@ def plot(outcome: Outcome, path: Path) -> None:
 
     steps = outcome.progress.lineage
     start = outcome.progress.first_request or (steps[0].at if steps else 0.0)
-    minutes = [(s.at - start) / 60 for s in steps]
+    minutes = [max(0.0, s.at - start) / 60 for s in steps]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    solved = np.array([s.metrics.get("solved", np.nan) for s in steps]) * 100
+    solved = np.array([s.metrics.get("solved_share", np.nan) for s in steps]) * 100
     left.plot(minutes, solved, ".", color="#9ab", label="practice, per step")
     if len(solved) >= 5:
         left.plot(
@@ -195,7 +195,7 @@ def plot(outcome: Outcome, path: Path) -> None:
         xlabel="minutes of practice", ylabel="solved, %", title="Repairs that pass the hidden tests", ylim=(0, None)
     )
     left.legend(frameon=False)
-    right.plot(minutes, [s.metrics.get("tokens_mean", np.nan) for s in steps], color="#246", label="tokens per attempt")
+    right.plot(minutes, [s.metrics.get("sampled_mean", np.nan) for s in steps], color="#246", label="tokens per attempt")
     right.set(
         xlabel="minutes of practice",
         ylabel="sampled tokens per attempt",

@@ -103,11 +103,12 @@ class _Demo:
         with Supervisor(
             self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
         ) as supervisor:
-            objects = stores.connect(f"file:{self.state / 'objects'}")
             if self.options.resume:
                 self._recall()
             else:
                 self._set_aside()
+            objects = stores.connect(f"file:{self.state / 'objects'}")
+            if not self.options.resume:
                 await asyncio.to_thread(self._begin, objects)
             config = self._config(objects)
             bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")

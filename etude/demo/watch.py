@@ -22,10 +22,10 @@ def practice_line(progress: Progress, now: float) -> str:
     solved, tokens, attempts = progress.rates(now)
     if not steps:
         return f"first attempts: {len(progress.scored)} scored, {solved:5.1%} solved, {tokens:,.0f} tokens/s"
-    mean = {k: sum(s.metrics.get(k, 0.0) for s in steps) / len(steps) for k in ("reward", "solved")}
+    mean = {k: sum(s.metrics.get(k, 0.0) for s in steps) / len(steps) for k in ("reward_mean", "solved_share")}
     return (
-        f"step {steps[-1].step:3d}  version {progress.newest_serial:3d}  reward {mean['reward']:6.3f}  "
-        f"solved {mean['solved']:5.1%}  {tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  age <= {max(s.age for s in steps)}"
+        f"step {steps[-1].step:3d}  version {progress.newest_serial:3d}  reward {mean['reward_mean']:6.3f}  "
+        f"solved {mean['solved_share']:5.1%}  {tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  age <= {max(s.age for s in steps)}"
     )
 
 
