@@ -13,7 +13,6 @@ from threading import Lock
 from typing import TypeVar
 
 import msgspec
-from shared.problems.pack import read_public
 
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.run import Ref, RunConfig
@@ -22,6 +21,7 @@ from shared.formats import Format
 from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Problem
+from shared.problems.pack import Lines
 from shared.weights.checkpoint_objects import read_checkpoint
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")  # everything else of a checkpoint is small
@@ -48,8 +48,11 @@ class Library:
 
     def problem(self, pack: Ref, problem: str) -> Problem | None:
         """None if the pack does not hold it."""
-        problems = self._once("pack", pack.checksum, lambda: read_public(self._objects.get(pack)))
-        return problems[problem] if problem in problems else None
+        problems = self._once("pack", pack.checksum, lambda: Lines(self._objects.get(pack), Problem))
+        try:
+            return problems[problem]
+        except KeyError:
+            return None
 
     def trajectory(self, ref: Ref) -> Trajectory:
         """Raises ObjectMissing, ObjectDamaged, ValueError."""

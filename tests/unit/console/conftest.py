@@ -21,7 +21,7 @@ from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.objects.directory import DirectoryObjects
 from shared.problems import Case, Problem
-from shared.problems.pack import compress
+from shared.problems.pack import write
 from shared.weights.checkpoint_objects import upload_directory
 
 RUN = "r-20260101T000000-abcd"
@@ -143,7 +143,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     (base / "config.json").write_text("{}")
     (base / "etude.json").write_text(json.dumps({"format": "compact-1", "context": 2048}))
     (base / "model.safetensors").write_bytes(b"weights")
-    lines_of_pack = objects.put("packs/p", compress([PROBLEM]))
+    lines_of_pack = objects.put("packs/p", write([PROBLEM]))
     config = RunConfig(
         run=RUN,
         base=upload_directory(objects, "checkpoints/base", base),
