@@ -35,11 +35,12 @@ ROLLOUTS_SCORED = Topic("rollouts.scored", (m.RolloutScored, m.RolloutFailed))
 GROUPS_READY = Topic("groups.ready", (m.GroupReady,), partitions=1)
 GROUPS_QUARANTINED = Topic("groups.quarantined", (m.GroupQuarantined,), partitions=1)
 STEPS_COMMITTED = Topic("steps.committed", (m.StepCommitted, m.IncarnationStarted), partitions=1)
-POLICIES_PUBLISHED = Topic("policies.published", (m.PolicyPublished,), partitions=1)
+# Who joins late reads these from the first message: they outlive any run. Not compacted: a pause must not erase the start.
+POLICIES_PUBLISHED = Topic("policies.published", (m.PolicyPublished,), partitions=1, retention_h=24 * 365)
 POLICIES_APPLIED = Topic("policies.applied", (m.PolicyApplied,), partitions=1)
 EVALS_REQUESTED = Topic("evals.requested", (m.EvalRequested,), partitions=1)
 EVALS_FINISHED = Topic("evals.finished", (m.EvalFinished,), partitions=1)
-RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1)
+RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1, retention_h=24 * 365)
 ALERTS = Topic("alerts", (m.Alert,), partitions=1)
 
 TOPICS: dict[str, Topic] = {t.name: t for t in list(globals().values()) if isinstance(t, Topic)}
