@@ -31,6 +31,7 @@ from shared.sandbox import connect
 from shared.sandbox.pool import FunctionPool
 
 GENERATOR = 1  # raise it when the same code would give another pack
+FORMAT = "etude-pack-1"
 SPLITS = ("train", "rl", "dev", "held_out")
 # Of modules, by hash. Training streams and RL need many functions, the report needs 150 held-out ones.
 _SHARES = (("held_out", 0.14), ("dev", 0.06), ("rl", 0.35), ("train", 0.45))
@@ -108,11 +109,9 @@ def build(
         made = Made()
         candidates = [(split_of(f), f, inventory.licences[f.distribution]) for f in functions if f.executable]
         chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
-        done = 0
-        for part in workers.imap(_make, chunks):
+        for done, part in enumerate(workers.imap(_make, chunks), 1):
             made.problems += part.problems
             made.recorded += part.recorded
-            done += 1
             progress("recording behaviour, breaking functions", done, len(chunks))
         workers.close()
         workers.join()
@@ -187,53 +186,72 @@ def _make(chunk: Sequence[tuple[str, Function, str]]) -> Made:
 
 
 def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Function], made: Made) -> dict[str, Any]:
+    splits = {split: [(public, hidden) for s, public, hidden in made.problems if s == split] for split in SPLITS}
+    texts = [
+        Text(
+            id=f.key,
+            source=f.source,
+            entry=f.entry,
+            executable=f.executable,
+            origin=f.origin,
+            licence=inventory.licences[f.distribution],
+        )
+        for f in functions
+        if split_of(f) == "train"
+    ]
+    used = sorted({f.distribution for f in functions})
+    facts = {
+        "key": key,
+        "distributions": {d: {"version": inventory.versions[d], "licence": inventory.licences[d]} for d in used},
+        "functions": {
+            "found": len(functions),
+            "executable": sum(f.executable for f in functions),
+            "recorded": made.recorded,
+            "pretrain": len(texts),
+        },
+    }
+    texts.sort(key=lambda text: text.id)
+    return _store(out, splits, {"pretrain.jsonl.zst": pack.write(texts)}, facts)
+
+
+def write_own(out: Path, split: str, problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
+    """A pack of one split of problems that have passed the gate."""
+    return _store(out, {split: list(problems)}, {}, {"key": "own"})
+
+
+def _store(
+    out: Path, splits: dict[str, list[tuple[Problem, Hidden]]], others: dict[str, bytes], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """The directory appears whole, in place of an older one, or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         folder = Path(name) / "pack"
         folder.mkdir()
-        counts: dict[str, Any] = {}
-        for split in SPLITS:
-            own = [(public, hidden) for s, public, hidden in made.problems if s == split]
-            own.sort(key=lambda pair: pair[0].id)
-            (folder / f"{split}.public.jsonl.zst").write_bytes(pack.write(public for public, _ in own))
-            (folder / f"{split}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in own))
-            counts[split] = _counts(own)
-        texts = [
-            Text(
-                id=f.key,
-                source=f.source,
-                entry=f.entry,
-                executable=f.executable,
-                origin=f.origin,
-                licence=inventory.licences[f.distribution],
-            )
-            for f in functions
-            if split_of(f) == "train"
-        ]
-        texts.sort(key=lambda text: text.id)
-        (folder / "pretrain.jsonl.zst").write_bytes(pack.write(texts))
-        used = sorted({f.distribution for f in functions})
+        for split, problems in splits.items():
+            problems.sort(key=lambda pair: pair[0].id)
+            (folder / f"{split}.public.jsonl.zst").write_bytes(pack.write(public for public, _ in problems))
+            (folder / f"{split}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in problems))
+        for file, data in others.items():
+            (folder / file).write_bytes(data)
         manifest = {
-            "format": "etude-pack-1",
-            "key": key,
+            "format": FORMAT,
             "generator": GENERATOR,
             "python": platform.python_version(),
-            "distributions": {d: {"version": inventory.versions[d], "licence": inventory.licences[d]} for d in used},
-            "functions": {
-                "found": len(functions),
-                "executable": sum(f.executable for f in functions),
-                "recorded": made.recorded,
-                "pretrain": len(texts),
-            },
-            "splits": counts,
+            "splits": {split: _counts(problems) for split, problems in splits.items()},
             "verified": True,
-            "checksums": {path.name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for path in sorted(folder.iterdir())},
+            "checksums": {path.name: _checksum(path) for path in sorted(folder.iterdir())},
+            **facts,
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         if out.exists():
             shutil.move(out, Path(name) / "old")
         os.replace(folder, out)
     return manifest
+
+
+def _checksum(path: Path) -> str:
+    """As references to objects have it (xxh3-128)."""
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
 def _counts(problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
@@ -251,12 +269,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == "etude-pack-1" else None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
 def _intact(folder: Path, manifest: dict[str, Any]) -> bool:
     for name, checksum in manifest["checksums"].items():
         path = folder / name
-        if not path.is_file() or xxhash.xxh3_128_hexdigest(path.read_bytes()) != checksum:
+        if not path.is_file() or _checksum(path) != checksum:
             return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from services.curator import build
-from shared.sandbox import SandboxUnavailable
+from services.curator import build, gate
+from shared.problems import Hidden, Problem, ProblemError
+from shared.problems.importing import import_jsonl
+from shared.problems.pack import Lines, PackError, export_line
+from shared.sandbox import SandboxUnavailable, connect
 
 app = typer.Typer(no_args_is_help=True, help="Make problems from installed code, and look at them.")
 console = Console(stderr=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `mutate` a command of its own."""
 
 
 @app.command()
@@ -40,19 +39,74 @@ def mutate(
         with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
             tasks: dict[str, Any] = {}
 
-            def show(stage: str, done: int, of: int) -> None:
+            def progress(stage: str, done: int, of: int) -> None:
                 if stage not in tasks:
                     tasks[stage] = bars.add_task(stage, total=of)
                 bars.update(tasks[stage], completed=done, total=of)
 
             manifest = build.build(
-                out, sandbox=sandbox, processes=processes, exclude=exclude_signatures, limit=limit, progress=show
+                out, sandbox=sandbox, processes=processes, exclude=exclude_signatures, limit=limit, progress=progress
             )
     except SandboxUnavailable as error:
         console.print(f"tasks mutate: no sandbox: {error}", markup=False)
         raise typer.Exit(2) from None
     console.print(_summary(manifest))
     console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="Problems of your own, one JSON object a line (docs/problems.md).")],
+    out: Annotated[Path, typer.Option(help="Directory of the pack; it must not exist yet.")],
+    split: Annotated[str, typer.Option(help="Name of the split: rl for practice, held_out for evaluation.")] = "rl",
+    sandbox: Annotated[str, typer.Option(help="bubblewrap, or process for code that you trust.")] = "bubblewrap",
+) -> None:
+    """A pack of your own problems: each is run in the sandbox; what its solution does not solve is refused."""
+    if out.exists():
+        raise typer.BadParameter(f"{out} exists; give a new directory", param_hint="--out")
+    try:
+        outcomes = asyncio.run(_gate(import_jsonl(file), sandbox))
+    except (ProblemError, SandboxUnavailable) as error:
+        console.print(f"tasks import: {error}", markup=False)
+        raise typer.Exit(2) from None
+    passed = [outcome for outcome in outcomes if not outcome.reason]
+    for outcome in outcomes:
+        if outcome.reason:
+            console.print(f"refused {outcome.problem.id}: {outcome.reason}", markup=False)
+    if passed:
+        build.write_own(out, split, [(outcome.problem, outcome.hidden) for outcome in passed])
+    console.print(f"{out}: {len(passed)} of {len(outcomes)} problems", markup=False)
+    raise typer.Exit(0 if passed else 1)
+
+
+async def _gate(pairs: list[tuple[Problem, Hidden]], sandbox: str) -> list[gate.Outcome]:
+    functions = connect(sandbox, 2)
+    try:
+        return await gate.check(functions, pairs)
+    finally:
+        await functions.close()
+
+
+@app.command()
+def show(
+    pack: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a pack.")],
+    problem: Annotated[str, typer.Argument(help="Id of a problem; without it the ids are listed.")] = "",
+    split: Annotated[str, typer.Option(help="train, rl, dev or held_out.")] = "rl",
+) -> None:
+    """One problem as a line of JSON, hidden part inside: the format of `tasks import`."""
+    try:
+        public = Lines((pack / f"{split}.public.jsonl.zst").read_bytes(), Problem)
+        if not problem:
+            print("\n".join(public.ids))
+            return
+        hidden = Lines((pack / f"{split}.hidden.jsonl.zst").read_bytes(), Hidden)
+        print(export_line(public[problem], hidden[problem]))
+    except (OSError, PackError) as error:
+        console.print(f"tasks show: {error}", markup=False)
+        raise typer.Exit(2) from None
+    except KeyError:
+        console.print(f"tasks show: no problem {problem!r} in split {split!r} of {pack}", markup=False)
+        raise typer.Exit(2) from None
 
 
 def _summary(manifest: dict[str, Any]) -> Table:

@@ -16,17 +16,23 @@ _SET_METHODS = frozenset(["add", "discard", "union", "intersection", "difference
 _INTS, _STRS = ("list", "int"), ("list", "str")
 _MAPS: tuple[Spec, ...] = (("dict", "char", "int"), ("dict", "str", "str"), ("dict", "char", ("list", "char")))
 _NUMBERS: tuple[Spec, ...] = ("int", "pos")
-_NUMERIC_NAMES = frozenset(
-    ["n", "k", "i", "j", "x", "y", "num", "number", "count", "size", "width", "height", "a", "b", "m", "index", "start"]
-    + ["end", "limit", "length", "step", "offset", "level", "depth", "total", "year", "month", "day", "prec", "p", "q"]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_NUMERIC_NAMES = _names(
+    "n k i j x y num number count size width height a b m index start end limit length step offset level depth total "
+    "year month day prec p q"
 )
-_STRING_NAMES = frozenset(
-    ["s", "text", "string", "name", "line", "word", "path", "key", "value", "msg", "prefix", "suffix", "sep", "url"]
-    + ["filename", "label", "title", "pattern", "source", "message", "version", "token", "content", "char", "c"]
+_STRING_NAMES = _names(
+    "s text string name line word path key value msg prefix suffix sep url filename label title pattern source message "
+    "version token content char c"
 )
-_LIST_NAMES = frozenset(
-    ["lst", "arr", "items", "seq", "nums", "array", "data", "values", "iterable", "sequence", "collection", "lines"]
-    + ["args", "names", "tokens", "parts", "shape", "dims", "sizes", "elements", "rows", "results", "indices"]
+_LIST_NAMES = _names(
+    "lst arr items seq nums array data values iterable sequence collection lines args names tokens parts shape dims sizes "
+    "elements rows results indices"
 )
 
 
@@ -39,9 +45,7 @@ def guess(source: str, params: list[str], annotations: dict[str, str], examples:
             weights[param][spec] = weights[param].get(spec, 0.0) + weight
 
     for param in params:
-        specs = from_annotation(annotations.get(param, ""))
-        if specs:
-            add(param, tuple(specs), 20.0)
+        add(param, tuple(from_annotation(annotations.get(param, ""))), 20.0)
         for names, found in ((_NUMERIC_NAMES, _NUMBERS), (_STRING_NAMES, ("str",)), (_LIST_NAMES, (_INTS, _STRS))):
             if param.lower() in names:
                 add(param, found, 2.5)

@@ -13,10 +13,14 @@ from typing import Any
 
 Spec = Any  # str | tuple, nested
 
-_WORDS = (
-    "a b ab abc foo bar hello x=1 foo_bar FooBar a,b a,b,c a.b a.b.c 1 12 007 aba level /usr/lib a/b 1.5 -3 abcabc Ab1 "
-    "foo-bar (a) [b] {} aabb cat TEST 0x1f 1010 110 a:b tEsT end. #c $x __a__ b.py file.txt k=v a;b 2024-01-31 10:30"
-).split(" ") + ["", "  hi ", "Hello World", "x y z", "a b", "key: v", '"q"', "a\nb", "one, two", "the cat sat"]
+_SHORT = "a b ab abc foo bar hello x=1 foo_bar FooBar a,b a,b,c"
+_PLAIN = (
+    "a.b a.b.c 1 12 007 aba level /usr/lib a/b 1.5 -3 abcabc Ab1 foo-bar (a) [b] {} aabb cat TEST 0x1f 1010 110 a:b tEsT "
+    "end. #c $x __a__ b.py file.txt k=v a;b 2024-01-31 10:30"
+)
+_SHORT_WORDS = tuple(_SHORT.split())
+_SPACED = ("", "  hi ", "Hello World", "x y z", "a b", "key: v", '"q"', "a\nb", "one, two", "the cat sat")
+_WORDS = (*_SHORT_WORDS, *_PLAIN.split(), *_SPACED)
 _CHARACTERS = "abcABxyz012 _-.,:/"
 
 
@@ -31,7 +35,7 @@ def _string(rng: random.Random, pool: Pool) -> str:
     kind = rng.random()
     if pool.strings and kind < 0.3:
         literal = rng.choice(pool.strings)
-        left, right = rng.choice(_WORDS[:12]), rng.choice(_WORDS[:12])
+        left, right = rng.choice(_SHORT_WORDS), rng.choice(_SHORT_WORDS)
         return rng.choice((literal, left + literal + right, left + literal, literal + right))
     if kind < 0.8:
         return rng.choice(_WORDS)

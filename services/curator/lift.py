@@ -192,9 +192,7 @@ def _bound(node: ast.AST) -> set[str]:
             names.add(n.id)
         elif isinstance(n, ast.arg):
             names.add(n.arg)
-        elif isinstance(n, ast.ExceptHandler) and n.name:
-            names.add(n.name)
-        elif isinstance(n, ast.FunctionDef) and n is not node:
+        elif (isinstance(n, ast.ExceptHandler) and n.name) or (isinstance(n, ast.FunctionDef) and n is not node):
             names.add(n.name)
     return names
 
@@ -334,9 +332,9 @@ def _unique_blocks(lines: list[str]) -> list[str]:
 def _refuse_impure_attributes(node: ast.FunctionDef, module: Module) -> None:
     """Of a module like `os` only `os.path` and constants are pure."""
     for n in nodes(node):
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in module.partial:
-            if n.attr not in module.partial[n.value.id]:
-                raise Refused("impure import")
+        owner = n.value.id if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) else ""
+        if owner in module.partial and n.attr not in module.partial[owner]:
+            raise Refused("impure import")
 
 
 def _annotations(function: ast.FunctionDef) -> dict[str, str]:

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
@@ -134,7 +135,7 @@ def _module_name(relative: PurePosixPath | Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _licence(metadata: importlib.metadata.PackageMetadata) -> str:
+def _licence(metadata: Any) -> str:
     """SPDX expression if the distribution has one, else its licence classifier, else the first line of its field."""
     expression = metadata.get("License-Expression")
     if expression:

@@ -129,6 +129,10 @@ _OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 _ORDERED = (ast.Add, ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)  # a op b is not b op a
 
 
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 def _pairs(text: str) -> dict[str, tuple[str, ...]]:
     """`a:b,c d:e` → what each name is mistaken for."""
     return {left: tuple(right.split(",")) for left, right in (item.split(":") for item in text.split())}
@@ -151,10 +155,8 @@ _BUILTINS = _pairs(
     "float:int round:int str:repr repr:str abs:int list:set,tuple tuple:list set:list ord:int zip:map divmod:pow bin:hex "
     "hex:oct oct:hex enumerate:zip"
 )
-_IDENTITIES = frozenset("abs bool float int list reversed round set sorted str tuple".split())  # f(x) forgotten: x
-_CLEANERS = frozenset(
-    "lower upper strip lstrip rstrip title capitalize casefold copy items swapcase splitlines".split()
-)
+_IDENTITIES = _set("abs bool float int list reversed round set sorted str tuple")  # f(x) forgotten: x
+_CLEANERS = _set("lower upper strip lstrip rstrip title capitalize casefold copy items swapcase splitlines")
 _EXCEPTIONS = ("ValueError", "KeyError", "IndexError", "TypeError", "AttributeError")
 _ONE = ast.Constant(value=1)
 

@@ -46,7 +46,7 @@ class Lines(Generic[T]):
 
     def __init__(self, data: bytes, kind: type[T]) -> None:
         self._text = decompress(data)
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._places: dict[str, tuple[int, int]] = {}
         start = 0
         while start < len(self._text):

@@ -158,6 +158,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
+
 def _tree(text: str) -> Any:
     if len(text) > MAX_TEXT:
         raise ValueError(f"text of {len(text)} characters; at most {MAX_TEXT}")

@@ -1,0 +1,143 @@
+"""runs.control (start) → gate → problems.admitted, alerts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from services.curator import admission, gate
+from services.curator.build import GENERATOR, read_manifest
+from services.curator.config import CuratorConfig
+from shared.bus import Bus, Delivery
+from shared.contracts import topics
+from shared.contracts.messages import Alert, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.problems.pack import PackError, read_hidden, read_problems
+from shared.problems.schema import Hidden, Problem
+from shared.sandbox import Functions, SandboxUnavailable
+from shared.telemetry import Health
+
+AFTER_ERROR_RETRY_S = 2.0
+NO_SANDBOX_RETRY_S = 10.0
+
+_SANDBOX, _GATE = "a sandbox that this machine refuses", "the gate, which checks problems in the sandbox"
+
+log = structlog.get_logger()
+PROBLEMS = Counter("etude_curator_problems_total", "Problems that came to the gate, by outcome.", ["run", "outcome"])
+
+
+class Unusable(ValueError):
+    """The run's pack cannot be used, now or later; the text says why."""
+
+
+async def serve(
+    config: CuratorConfig, bus: Bus, objects: Objects, functions: Functions, health: Health, stop: asyncio.Event
+) -> None:
+    """Until `stop` is set. A run is acknowledged when all its problems are out; a curator that dies before admits them
+    again, in the same batches."""
+    curator = Curator(config, bus, objects, functions, health)
+    async with asyncio.TaskGroup() as group:
+        taking = group.create_task(curator.take())
+        await stop.wait()
+        taking.cancel()
+
+
+class Curator:
+    def __init__(self, config: CuratorConfig, bus: Bus, objects: Objects, functions: Functions, health: Health) -> None:
+        self._config, self._bus, self._objects, self._functions, self._health = config, bus, objects, functions, health
+
+    async def take(self) -> None:
+        async for delivery in self._bus.deliveries([topics.RUNS_CONTROL], "curator", 4):
+            await self._handle(delivery)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        message: RunControl = delivery.message
+        if message.action != "start" or message.config is None:
+            delivery.done()
+            return
+        try:
+            await self._admit(message.run, message.config)
+        except Unusable as error:
+            await self._bus.publish(topics.ALERTS, message.run, admission.unusable(message.run, str(error)))
+            log.error("pack_unusable", run=message.run, reason=str(error))
+        except SandboxUnavailable as error:
+            self._health.wait_on(_SANDBOX)
+            log.warning("no_sandbox", run=message.run, reason=str(error))
+            delivery.retry(NO_SANDBOX_RETRY_S)
+            return
+        except Exception as error:  # bus or object store away
+            log.warning("not_admitted", run=message.run, error=f"{type(error).__name__}: {error}")
+            delivery.retry(AFTER_ERROR_RETRY_S)
+            return
+        self._health.clear(_SANDBOX)
+        delivery.done()
+
+    async def _admit(self, run: str, ref: Ref) -> None:
+        config, pairs = await asyncio.to_thread(self._load, run, ref)
+        alerts: list[Alert] = []
+        if await asyncio.to_thread(_made_here, self._config.packs, config):
+            passed = [problem for problem, _ in pairs]
+        else:
+            outcomes = await self._gate(pairs)
+            passed = [outcome.problem for outcome in outcomes if not outcome.reason]
+            reasons = {outcome.problem.id: outcome.reason for outcome in outcomes if outcome.reason}
+            unproven = [o.problem.id for o in outcomes if not o.reason and not o.proven]
+            if reasons:
+                alerts.append(admission.refused(run, reasons, len(pairs)))
+            if unproven:
+                alerts.append(admission.unproven(run, unproven, len(pairs)))
+        messages = list(admission.admitted(config, passed))
+        await self._bus.publish_many(
+            [(topics.PROBLEMS_ADMITTED, next(iter(message.problems)), message) for message in messages]
+        )
+        await self._bus.publish_many([(topics.ALERTS, run, alert) for alert in alerts])
+        PROBLEMS.labels(run, "admitted").inc(len(passed))
+        PROBLEMS.labels(run, "refused").inc(len(pairs) - len(passed))
+        log.info("admitted", run=run, problems=len(passed), refused=len(pairs) - len(passed), batches=len(messages))
+
+    def _load(self, run: str, ref: Ref) -> tuple[RunConfig, list[tuple[Problem, Hidden]]]:
+        try:
+            config = msgspec.json.decode(self._objects.get(ref), type=RunConfig)
+            problems = read_problems(self._objects.get(config.pack))
+            hidden = {item.id: item for item in read_hidden(self._objects.get(config.pack_hidden))}
+        except (ObjectMissing, ObjectDamaged, PackError, msgspec.DecodeError) as error:
+            raise Unusable(f"{type(error).__name__}: {error}") from None
+        orphans = [problem.id for problem in problems if problem.id not in hidden]
+        if orphans or not problems:
+            what = f"{len(orphans)} problems have no hidden part, as {orphans[0]!r}" if orphans else "no problems in it"
+            raise Unusable(f"pack {config.pack.key}: {what}")
+        return config, [(problem, hidden[problem.id]) for problem in problems]
+
+    async def _gate(self, pairs: list[tuple[Problem, Hidden]]) -> list[gate.Outcome]:
+        outcomes: list[gate.Outcome] = []
+        size = self._config.curator_batch
+        for start in range(0, len(pairs), size):
+            self._health.wait_on(_GATE)
+            outcomes += await gate.check(self._functions, pairs[start : start + size])
+        self._health.clear(_GATE)
+        return outcomes
+
+
+def _made_here(packs: Path, config: RunConfig) -> bool:
+    """Whether both parts of the pack are, byte for byte, one split of a pack that this generator made and checked here."""
+    for manifest in _manifests(packs):
+        checksums = manifest.get("checksums", {})
+        for split in manifest.get("splits", {}):
+            public, hidden = (checksums.get(f"{split}.{part}.jsonl.zst") for part in ("public", "hidden"))
+            if (public, hidden) == (config.pack.checksum, config.pack_hidden.checksum):
+                return manifest.get("verified") is True and manifest.get("generator") == GENERATOR
+    return False
+
+
+def _manifests(packs: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(packs.glob("*/manifest.json")):
+        manifest = read_manifest(path.parent)
+        if manifest is not None:
+            yield manifest
