@@ -7,7 +7,6 @@ held_out `<split>.public.jsonl.zst` and `<split>.hidden.jsonl.zst`.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ import xxhash
 import zstandard
 
 from shared.problems import Hidden, Problem
+from shared.problems.pack import read_hidden, read_problems
 
 PRETRAIN = "pretrain.jsonl.zst"
 
@@ -30,28 +30,25 @@ class PretrainFunction(msgspec.Struct, frozen=True):
     origin: str = ""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _bytes(path: Path) -> bytes:
     if not path.is_file():
         raise PackError(f"no {path}; expected a pack directory as `etude tasks mutate --out DIR` makes it")
-    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-        yield from (line for line in io.BufferedReader(stream) if line.strip())
+    return path.read_bytes()
 
 
 def functions(pack: Path) -> list[PretrainFunction]:
     decoder = msgspec.json.Decoder(PretrainFunction)
-    return [decoder.decode(line) for line in _lines(pack / PRETRAIN)]
+    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(_bytes(pack / PRETRAIN))) as stream:
+        return [decoder.decode(line) for line in io.BufferedReader(stream) if line.strip()]
 
 
 def problems(pack: Path, split: str) -> list[tuple[Problem, Hidden]]:
     """Public and hidden parts joined by id, in the order of the public file."""
-    hidden_decoder, decoder = msgspec.json.Decoder(Hidden), msgspec.json.Decoder(Problem)
-    hidden = {h.id: h for h in map(hidden_decoder.decode, _lines(pack / f"{split}.hidden.jsonl.zst"))}
-    public = [decoder.decode(line) for line in _lines(pack / f"{split}.public.jsonl.zst")]
+    hidden = {h.id: h for h in read_hidden(_bytes(pack / f"{split}.hidden.jsonl.zst"))}
+    public = read_problems(_bytes(pack / f"{split}.public.jsonl.zst"))
     missing = [p.id for p in public if p.id not in hidden]
     if missing:
-        raise PackError(
-            f"{pack}: {len(missing)} problems of split {split} have no hidden part, the first is {missing[0]}"
-        )
+        raise PackError(f"{pack}: {len(missing)} problems of split {split} have no hidden part, as {missing[0]}")
     return [(p, hidden[p.id]) for p in public]
 
 

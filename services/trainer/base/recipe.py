@@ -17,7 +17,6 @@ from shared.formats.compact import Compact
 from shared.problems.signatures import write_signatures
 
 RESTART = 0.2  # of the full learning rate, when SFT goes on from a finished checkpoint
-TRACES_IN_PRETRAINING = 0.2  # of the pretraining samples: the format and the tests are met early
 DENOISING_IN_SFT = 0.25  # of the SFT samples: what was learned from many functions is kept
 
 
@@ -38,8 +37,7 @@ def make(pack: Path, work: Path, out: Path, minutes: float, seed: int, processes
 def mixtures(data: Path, seed: int) -> None:
     """What each phase sees, drawn from the streams."""
     code, denoise, traces = (Samples.load(data / f"{name}.npz") for name in ("code", "denoise", "traces"))
-    share = int((len(code) + len(denoise)) * TRACES_IN_PRETRAINING)
-    Samples.joined([code, denoise, traces.take(share, seed)]).save(data / "pretrain.npz")
+    Samples.joined([code, denoise]).save(data / "pretrain.npz")
     sft = Samples.joined([traces, denoise.take(int(len(traces) * DENOISING_IN_SFT), seed)])
     sft.save(data / "sft.npz")
     sft.save(data / "mtp.npz")

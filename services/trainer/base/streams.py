@@ -1,6 +1,6 @@
 """From a pack to the training streams, cached: nothing here trains.
 
-    tokenizer.json   BPE of the train split's functions and tests
+    tokenizer.json   BPE of the train split's functions
     code.npz         functions as they are
     denoise.npz      functions with bugs, several draws of each, most of them renamed
     traces.npz       SFT traces on the train split's problems
@@ -30,7 +30,7 @@ from services.trainer.base.corrupt import code_sample, denoising_sample, renamed
 from services.trainer.base.samples import Sample, Samples
 from services.trainer.base.tokenizer import train
 from shared.formats.compact import Compact
-from shared.problems import Hidden, Problem, values
+from shared.problems import Hidden, Problem
 from shared.sandbox import Limits, connect
 from shared.sandbox.pool import FunctionPool
 
@@ -50,7 +50,7 @@ class Draws:
 
     code: int = 1
     denoise: int = 4
-    traces: int = 3
+    traces: int = 2
 
 
 def make(
@@ -73,7 +73,7 @@ def make(
     if tokenizer:
         shutil.copyfile(tokenizer, directory / "tokenizer.json")
     else:
-        train(_texts(functions, train_problems), directory / "tokenizer.json")
+        train(_lines(functions), directory / "tokenizer.json")
     tokenizer = directory / "tokenizer.json"
     random.Random(seed).shuffle(dev)
     with Progress() as progress, multiprocessing.get_context("spawn").Pool(processes, _begin, (tokenizer,)) as pool:
@@ -101,14 +101,10 @@ def make(
     done.write_text(json.dumps({"key": key, "functions": len(functions), "problems": len(train_problems)}))
 
 
-def _texts(sources: list[str], problems: list[Pair]) -> Iterator[str]:
-    """What the BPE learns from: lines of code without indentation, and tests as they are shown."""
+def _lines(sources: list[str]) -> Iterator[str]:
+    """What the BPE learns from: lines of code without indentation."""
     for source in sources:
         yield from (line.strip() for line in source.split("\n"))
-    for problem, _ in problems[::4]:
-        for case in problem.visible:
-            yield values.show(case.args)
-            yield values.show(case.expected)
 
 
 # Work of the pool's processes. A sample that cannot be made is left out: mined code holds every oddity of the language.
