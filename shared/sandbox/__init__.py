@@ -1,7 +1,8 @@
 """Sandboxes: candidate code is hostile. It never runs outside one, never sees the network, credentials or the grader.
 
 `Functions` runs one function on many inputs (problems of kind `function`); expected outputs never enter the sandbox:
-the caller compares. `connect` gives one. `Sandboxes` starts a machine-like sandbox for commands (problems of kind `repository`).
+the caller compares. `connect` gives one. `Sandboxes` starts a machine-like sandbox for commands (problems of kind
+`repository`); `connect_commands` gives one.
 """
 
 from __future__ import annotations
@@ -96,6 +97,15 @@ def connect(kind: str, workers: int) -> FunctionPool:
 
         return FunctionPool(lambda _: Slot(process.start, lambda top: ()), workers)
     raise ValueError(f"sandbox: found {kind!r}; allowed: bubblewrap, process")
+
+
+def connect_commands(kind: str) -> Sandboxes:
+    """`bubblewrap`; commands of a repository never run as bare processes."""
+    if kind == "bubblewrap":
+        from shared.sandbox.commands import BubblewrapSandboxes
+
+        return BubblewrapSandboxes()
+    raise ValueError(f"sandbox for commands: found {kind!r}; allowed: bubblewrap")
 
 
 def tagged(value: Any) -> str:

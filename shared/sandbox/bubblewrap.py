@@ -27,7 +27,7 @@ from shared.sandbox.inside import confine, nursery
 from shared.sandbox.slot import START_S, Nursery
 
 # Above every range that distributions and container engines hand out, below the sign bit.
-_FIRST_UID = 0x70000000
+FIRST_UID = 0x70000000
 _HOME = "/etude"  # the harness inside the sandbox; its tree mirrors the project's
 # Parts of the standard library that carry other people's code (pip's wheels) or serve nobody here.
 _LEFT_OUT = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3", "tkinter")
@@ -48,7 +48,7 @@ def require_linux() -> None:
 
 
 @functools.cache
-def _program() -> str:
+def program() -> str:
     require_linux()
     path = shutil.which("bwrap")
     if path is None:
@@ -110,9 +110,8 @@ PYTHON_FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 
 def start(number: int) -> Nursery:
     """One nursery in its own sandbox, ready. `number` tells the sandboxes of one process apart (their uids)."""
-    program = _program()
     as_root = os.geteuid() == 0
-    arguments = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments = [program(), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
         arguments += ["--unshare-user", "--uid", str(nursery.UID), "--gid", str(nursery.UID)]
     arguments += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1"]
@@ -150,7 +149,7 @@ def start(number: int) -> Nursery:
                 Path(f"/proc/{pid}/oom_score_adj").write_text("800")
         control.settimeout(START_S)
         if as_root and started.expect(b"map"):
-            uid = _FIRST_UID + ((os.getpid() << 6 | number & 63) & 0x0FFFFFFF)
+            uid = FIRST_UID + ((os.getpid() << 6 | number & 63) & 0x0FFFFFFF)
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{pid}/{name}").write_text(f"{nursery.UID} {uid} 1")
             control.send(b"+")

@@ -172,12 +172,12 @@ def test_a_machine_that_cannot_isolate_says_what_to_do(monkeypatch: pytest.Monke
     from shared.sandbox import bubblewrap
 
     monkeypatch.setenv("PATH", "/nowhere")
-    bubblewrap._program.cache_clear()
+    bubblewrap.program.cache_clear()
     pool = connect("bubblewrap", workers=1)
     with pytest.raises(SandboxUnavailable, match=r"install bubblewrap .*--security-opt.*WSL2.*ETUDE_SANDBOX=process"):
         pool.run_sync([FunctionRun("", "f", ("[]",))])
     monkeypatch.undo()
-    bubblewrap._program.cache_clear()
+    bubblewrap.program.cache_clear()
 
 
 def test_an_unknown_kind_is_refused_with_the_allowed_ones() -> None:
