@@ -30,7 +30,7 @@ TOPICS = {
     "attempt.requested": "rollouts.requested",  # attempt and epoch: asked for again counts again
     "attempt.finished": "rollouts.finished",  # attempt and epoch
     "attempt.scored": "rollouts.scored",  # attempt: the first verdict wins
-    "group.ready": "groups.ready",  # group, however often it was announced
+    "group.announced": "groups.ready",  # group, however often it was announced
     "step.committed": "steps.committed",  # incarnation and step
 }
 _STATES = {
@@ -163,7 +163,7 @@ def _counts(events: list[Row[Any]]) -> dict[str, int]:
     for event in events:
         topic = TOPICS.get(event.kind)
         if topic:
-            once = event.kind in ("attempt.scored", "group.ready")
+            once = event.kind in ("attempt.scored", "group.announced")
             seen[topic].add((event.subject, 0 if once else event.epoch))
     return {topic: len(messages) for topic, messages in seen.items()}
 

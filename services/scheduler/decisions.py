@@ -178,7 +178,7 @@ def announce(ws: WorkingSet, now: float) -> None:
     late = [g for g, fine in zip(queue, ws.schedule_gate.in_time(ages, trained=ws.slots), strict=True) if not fine]
     for group in late:
         drop(ws, group, f"older than {ws.config.schedule.max_staleness} steps by the time it would be trained", now)
-    if late and ws.lineage.start == 0:
+    if late and len(ws.lineage.forks) <= 1:
         ws.alert(
             "staleness_breach", "critical", "groups too old to train although nothing was forked", [g.id for g in late]
         )
@@ -189,11 +189,15 @@ def announce(ws: WorkingSet, now: float) -> None:
         if group.state is not GroupState.ready or group.sequence is None:
             continue
         ready = m.GroupReady(
-            run=ws.id, group=group.id, problem=group.problem, sequence=group.sequence, members=ws.members(group)
+            run=ws.id,
+            group=group.id,
+            problem=group.problem,
+            sequence=group.sequence,
+            members=ws.members(group),
+            incarnation=ws.head.incarnation,
         )
         ws.say(t.GROUPS_READY, ws.id, ready)
-        if group.announced is not None:
-            ws.event(now, "group.announced", group.id, max(0, ws.head.incarnation))
+        ws.event(now, "group.announced", group.id, max(0, ws.head.incarnation), sequence=group.sequence)
         group.announced = ws.head.incarnation
         group.attempts = []
         ws.touch(group)
@@ -224,7 +228,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
     assert ws.config
     schedule, times = ws.config.schedule, step_seconds(ws.commits)
     budget = Budget(schedule.max_steps, schedule.minutes, schedule.groups_per_step)
-    why = budget.spent(steps=ws.tip, clock_s=ws.clock(now), step_times=times)
+    why = budget.spent(steps=ws.tip, clock_s=ws.clock(now), waiting=len(ws.waiting), step_times=times)
     idle = ws.head.first_request_at is not None and not ws.open and not ws.catalogue.free
     if idle and len(ws.waiting) < schedule.groups_per_step and now - ws.last_work_at > EXHAUSTED_S:
         why = why or "every problem was practised"

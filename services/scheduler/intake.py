@@ -13,7 +13,7 @@ import msgspec
 
 from services.scheduler import life
 from services.scheduler.lineage import Fork
-from services.scheduler.working_set import Attempt, ReplicaState, WorkingSet
+from services.scheduler.working_set import FORGOTTEN, Attempt, ReplicaState, WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, RunConfig
@@ -288,7 +288,7 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
                 _configure(ws, message, now, read_config)
             if head.state in (RunState.stopping, RunState.finished):
                 for group in ws.waiting.values():  # a trainer that stopped may have forgotten what waits for it
-                    group.announced = None
+                    group.announced = FORGOTTEN
                     ws.touch(group)
             _enter(ws, RunState.running, now)
         case "stop":

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 from shared.contracts.run import RunConfig
 
-STEP_MARGIN = 1.5  # steps of time left when the run is stopped: the trainer finishes the one that it is in
-MARGIN_S = (2.0, 20.0)  # least and most of that, seconds
+STEP_MARGIN = 1.25  # × the time of a step, for each that the trainer may still make of what waits for it
+MARGIN_S = (2.0, 60.0)  # least and most of that, seconds
 HAND_STEPS = 4.0  # longest step so far × this: after so much silence the trainer has nothing in hand
 HAND_S = (5.0, 120.0)
 EXHAUSTED_S = 30.0  # the curator may still be making problems; after so long without any, the run is over
@@ -30,14 +29,15 @@ class Budget:
     minutes: float
     groups_per_step: int
 
-    def spent(self, *, steps: int, clock_s: float, step_times: Sequence[float]) -> str:
-        """Why the run must stop now; empty: it goes on. It stops early enough that the step in the trainer's hands is
-        published within the minutes: `clock_s` and `step_times` are seconds."""
+    def spent(self, *, steps: int, clock_s: float, waiting: int, step_times: Sequence[float]) -> str:
+        """Why the run must stop now; empty: it goes on. It stops early enough that what the trainer can still make of the
+        `waiting` groups (ready, untrained) is published within the minutes. `clock_s` and `step_times` are seconds: the
+        shortest of the last steps comes nearest to the time of training alone."""
         if self.max_steps and steps >= self.max_steps:
             return f"{steps} of {self.max_steps} steps are done"
         if self.minutes:
-            usual = median(step_times) if step_times else MARGIN_S[0]
-            margin = min(max(STEP_MARGIN * usual, MARGIN_S[0]), MARGIN_S[1], self.minutes * 30)
+            ahead = STEP_MARGIN * min(step_times, default=0.0) * max(1, waiting // self.groups_per_step)
+            margin = min(max(ahead, MARGIN_S[0]), MARGIN_S[1], self.minutes * 30)
             if clock_s >= self.minutes * 60 - margin:
                 return f"{self.minutes:g} minutes are over"
         return ""
@@ -48,7 +48,7 @@ class Budget:
 
 
 def hand_is_empty(*, waiting: int, groups_per_step: int, silent_s: float, step_times: Sequence[float]) -> bool:
-    """Whether a trainer that was told to stop can hold no step any more. `waiting`: ready, untrained groups;
+    """Whether a trainer that was told to stop has made of what waits all that it can. `waiting`: ready, untrained groups;
     `silent_s`: since it was told to stop or last committed, whichever came later."""
     if waiting < groups_per_step:
         return True

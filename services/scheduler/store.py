@@ -143,9 +143,7 @@ class Store:
         head = {f.name: getattr(ws.head, f.name) for f in fields(Head)}
         _upsert(connection, _tables["runs"], ("run_id",), [head])
         for name in _FACTS:
-            rows = changes.rows.get(name)
-            if rows:
-                connection.execute(_insert(connection, _tables[name]).on_conflict_do_nothing(), rows)
+            _bulk(connection, _tables[name], changes.rows.get(name, []))
         _upsert(
             connection,
             _tables["groups"],
@@ -352,7 +350,7 @@ def _load_groups(connection: Connection, ws: WorkingSet) -> None:
             reason=r.reason,
         )
         ws.catalogue.numbers[ws.catalogue.index[group.problem]] = group.number + 1
-        if group.id in ws.trained or not returns(group.state, group.sequence, group.number):
+        if group.id in ws.trained or not returns(group.state, group.announced, group.number):
             ws.catalogue.take(group.problem)
         else:
             ws.catalogue.give_back(group.problem)

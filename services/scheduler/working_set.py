@@ -21,6 +21,7 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, Topic
 from shared.ledger.transitions import ENDS, AttemptState, GroupState, Place, RunState, move
 
+FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
 GROUPS_PER_PROBLEM = 3  # a problem whose groups were dropped or quarantined so often is left alone
 
 
@@ -154,11 +155,11 @@ class Changes:
         return bool(self.attempts or self.groups or self.events or self.outbox or self.rows or self.replicas)
 
 
-def returns(state: GroupState, sequence: int | None, number: int) -> bool:
+def returns(state: GroupState, announced: int | None, number: int) -> bool:
     """Whether the problem of this group, if it is its last, may be asked for again."""
     if number + 1 >= GROUPS_PER_PROBLEM:
         return False
-    return state is GroupState.quarantined or (state is GroupState.dropped and sequence is None)
+    return state is GroupState.quarantined or (state is GroupState.dropped and announced is None)
 
 
 class Catalogue:
@@ -309,7 +310,7 @@ class WorkingSet:
         survivors = [a for a in group.attempts if a.state in (AttemptState.scored, AttemptState.grouped)]
         return [
             GroupMember(
-                attempt=a.id, epoch=a.epoch, trajectory=a.trajectory, reward=a.reward, oldest_version=a.standing
+                attempt=a.id, epoch=a.epoch, trajectory=a.trajectory, reward=a.reward, oldest_version=a.standing, solved=a.solved
             )
             for a in sorted(survivors, key=lambda a: a.place)
             if a.trajectory is not None and a.reward is not None
@@ -375,7 +376,7 @@ class WorkingSet:
     def release(self, group: Group) -> None:
         """The problem of a group that was not trained may return, unless it keeps coming back, or the group was announced
         and then given up: a trainer may still hold it."""
-        if returns(group.state, group.sequence, group.number):
+        if returns(group.state, group.announced, group.number):
             self.catalogue.give_back(group.problem)
 
     def start_lineage(self, forks: list[Fork]) -> None:

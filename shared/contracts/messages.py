@@ -153,12 +153,16 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupReady(_Message, frozen=True, kw_only=True):
-    """A complete group. `sequence` is the ledger's order; an announcement may repeat: the trainer de-duplicates by `group`."""
+    """A complete group. `sequence` is the ledger's order; an announcement may repeat: the trainer de-duplicates by `group`.
+
+    `incarnation`: the newest trainer that the ledger had heard of. A trainer passes over what was said to an older one:
+    it was meant for weights that may be dead since, and whatever still holds is said again to the new one."""
 
     group: str
     problem: str
     sequence: int
     members: list[GroupMember]
+    incarnation: int = -1
 
 
 class GroupQuarantined(_Message, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
@@ -18,7 +17,6 @@ from sqlalchemy import Engine
 from services.scheduler.desk import Desk
 from services.scheduler.store import Store
 from services.scheduler.working_set import Message
-from shared import ledger
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Ref, RunConfig, ScheduleConfig
@@ -94,10 +92,8 @@ class World:
         self.groups: dict[str, m.GroupReady] = {}
         self.trained: dict[str, int] = {}  # in the trainer's present lineage -> step
         self.saved: tuple[int, dict[str, int]] = (0, {})
-        self.stopping = False
         self.ages: list[int] = []
         self.steps_of: dict[int, int] = {}  # serial -> step, this lineage only
-        self.finished_messages = 0
 
     # Lives
 
@@ -163,7 +159,7 @@ class World:
             match one.message:
                 case m.RolloutRequested():
                     self.queue.append(one.message)
-                case m.GroupReady():
+                case m.GroupReady() if one.message.incarnation >= self.incarnation:
                     self.groups[one.message.group] = one.message
                 case m.AttemptCancel(attempt=None):
                     self.queue.clear()
@@ -173,8 +169,6 @@ class World:
                 case m.AttemptCancel(attempt=name):
                     if name in self.running:
                         self.running[str(name)].left = 0
-                case m.RunControl(action="stop"):
-                    self.stopping = True
 
     # Workers and graders
 
@@ -239,6 +233,19 @@ class World:
 
     # The trainer and the replica
 
+    def run_until(self, state: str, ticks: int = 600) -> None:
+        """Raises AssertionError when the run has not come so far after so many ticks."""
+        for _ in range(ticks):
+            self.tick()
+            if self.state == state:
+                return
+        raise AssertionError(f"after {ticks} ticks the run is {self.state!r} at step {self.step}, expected {state!r}")
+
+    @property
+    def state(self) -> str:
+        ws = self.desk.sets.get(RUN)
+        return ws.head.state.value if ws else ""
+
     def begin_incarnation(self) -> None:
         parent = self.incarnation
         self.incarnation += 1
@@ -269,8 +276,6 @@ class World:
         if self.random.random() < self.trouble.trainer_dies:
             self.begin_incarnation()
             return
-        if self.stopping:
-            return
         waiting = sorted((g for g in self.groups.values() if g.group not in self.trained), key=lambda g: g.sequence)
         size = self.run_config.schedule.groups_per_step
         if len(waiting) < size:
@@ -298,9 +303,3 @@ class World:
     def age(self, version: int) -> int:
         """Of a token on this lineage, for the step in hand; dead versions are the audit's to judge."""
         return self.step - 1 - self.steps_of.get(version, self.step - 1)
-
-
-def ledger_at(path: Path) -> Engine:
-    engine = ledger.connect(f"sqlite:///{path}")
-    ledger.upgrade(engine)
-    return engine

@@ -1,0 +1,190 @@
+"""The ledger's own promises, held by the database: the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, insert, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from shared import ledger
+from shared.contracts.messages import Verdict
+from shared.contracts.run import Ref
+from shared.ledger import models
+from shared.ledger.migrate import HEAD
+from tests.unit.scheduler.ledgers import KINDS, ledger_url, opened
+
+REF = Ref(key="k", size=3, checksum="c" * 32)
+T: dict[str, Any] = models.Base.metadata.tables
+RUN = {
+    "run_id": "r", "state": "running", "config": REF, "code_version": "", "incarnation": 0, "created_at": 0.0, "spent_s": 0.0,
+    "reason": "", "last_event": 0, "last_message": 0, "last_draw": 0, "last_ready": 0,
+}  # fmt: skip
+GROUP = {
+    "run_id": "r", "group_id": "g", "problem_id": "p", "number": 0, "draw": 1, "state": "open", "size": 2, "sequence": None,
+    "reward_config": "default", "requested_at": 0.0, "members": 0, "solved": 0, "turns": 0.0, "thinking_tokens": 0.0,
+    "oldest_versions": [], "step": 0, "reason": "",
+}  # fmt: skip
+ATTEMPT = {
+    "run_id": "r", "attempt_id": "a", "group_id": "g", "place": 0, "epoch": 0, "state": "requested", "policy_floor": 0,
+    "worker": "", "requested_at": 0.0, "reason": "",
+}  # fmt: skip
+VERDICT = {
+    "run_id": "r", "attempt_id": "a", "epoch": 0, "reward": 1.0, "solved": True, "terms": {},
+    "verdict": Verdict(solved=True, passed=1, total=1), "reward_config": "default", "scored_at": 0.0,
+}  # fmt: skip
+STEP = {"run_id": "r", "incarnation": 0, "step": 1, "serial": 1, "committed_at": 0.0, "metrics": {}}
+FACT = {"run_id": "r", "group_id": "g", "incarnation": 0, "step": 1, "reported_age": 0}
+EVENT = {"run_id": "r", "sequence": 1, "at": 0.0, "kind": "k", "subject": "s", "epoch": 0, "data": {}}
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    with opened(request.param, tmp_path) as engine:
+        put(engine, runs=RUN, packs={"run_id": "r", "pack_hash": "h", "pack": REF, "pack_hidden": REF})
+        put(
+            engine,
+            problems={"run_id": "r", "problem_id": "p", "pack_hash": "h", "category": "", "cell": "", "admitted_at": 0},
+        )
+        put(engine, groups=GROUP, attempts=ATTEMPT)
+        yield engine
+
+
+def put(engine: Engine, **rows: dict[str, Any]) -> None:
+    with engine.begin() as connection:
+        for table, row in rows.items():
+            connection.execute(insert(T[table]).values(row))
+
+
+def refused(engine: Engine, **rows: dict[str, Any]) -> bool:
+    try:
+        put(engine, **rows)
+    except IntegrityError:
+        return True
+    return False
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_models(engine: Engine) -> None:
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, models.Base.metadata) == []
+
+
+def test_the_newest_migration_is_the_one_that_the_code_reads() -> None:
+    versions = Path(models.__file__).parent / "migrations" / "versions"
+    assert max(path.name[:4] for path in versions.glob("[0-9]*.py")) == HEAD
+
+
+def test_migrating_again_changes_nothing(engine: Engine) -> None:
+    ledger.upgrade(engine)
+    ledger.require_current(engine)
+
+
+def test_a_problem_lives_in_one_group_at_a_time(engine: Engine) -> None:
+    second = {**GROUP, "group_id": "g2", "number": 1}
+    assert refused(engine, groups=second)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE groups SET state = 'dropped' WHERE group_id = 'g'"))
+    assert not refused(engine, groups=second)
+    assert refused(engine, groups={**GROUP, "group_id": "g3", "number": 1, "state": "dropped"})  # its number is taken
+
+
+def test_a_group_is_trained_once_per_incarnation_by_a_step_that_exists(engine: Engine) -> None:
+    assert refused(engine, trained=FACT)
+    put(engine, steps=STEP)
+    put(engine, trained=FACT)
+    assert refused(engine, trained=FACT)
+    assert refused(engine, steps={**STEP, "incarnation": 1})  # a serial is never reused
+    put(engine, steps={**STEP, "incarnation": 1, "serial": 2})
+    put(engine, trained={**FACT, "incarnation": 1})
+
+
+def test_a_second_verdict_is_refused(engine: Engine) -> None:
+    put(engine, verdicts=VERDICT)
+    assert refused(engine, verdicts={**VERDICT, "reward": 0.0})
+
+
+def test_an_event_has_its_own_number_and_a_fact_is_told_once(engine: Engine) -> None:
+    put(engine, events=EVENT)
+    assert refused(engine, events={**EVENT, "subject": "other"})
+    assert refused(engine, events={**EVENT, "sequence": 2})
+    put(engine, events={**EVENT, "sequence": 2, "epoch": 1})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"attempts": {**ATTEMPT, "attempt_id": "b", "place": 1, "state": "unheard"}},
+        {"attempts": {**ATTEMPT, "attempt_id": "b", "place": 0}},
+        {"attempts": {**ATTEMPT, "attempt_id": "b", "place": 1, "epoch": -1}},
+        {"attempts": {**ATTEMPT, "attempt_id": "b", "place": 1, "state": "scored"}},  # without a trajectory
+        {"attempts": {**ATTEMPT, "attempt_id": "b", "group_id": "nobody"}},
+        {"groups": {**GROUP, "group_id": "h", "number": 1, "state": "ready"}},  # without its place in the order
+        {"groups": {**GROUP, "group_id": "h", "problem_id": "nothing"}},
+    ],
+)
+def test_what_cannot_be_is_refused(engine: Engine, rows: dict[str, Any]) -> None:
+    assert refused(engine, **rows)
+
+
+def test_structures_come_back_as_they_went_in(engine: Engine) -> None:
+    put(engine, verdicts=VERDICT)
+    with engine.begin() as connection:
+        assert connection.execute(select(T["runs"].c.config)).scalar() == REF
+        assert connection.execute(select(T["verdicts"].c.verdict)).scalar() == VERDICT["verdict"]
+        assert connection.execute(select(T["attempts"].c.trajectory)).scalar() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_sees_one_snapshot_and_cannot_write(kind: str, tmp_path: Path) -> None:
+    with ledger_url(kind, tmp_path) as url:
+        writer = ledger.connect(url)
+        ledger.upgrade(writer)
+        put(writer, runs=RUN)
+        reader = ledger.connect(url, read_only=True)
+        with reader.begin() as connection:
+            assert connection.execute(select(T["runs"].c.run_id)).scalars().all() == ["r"]
+            put(writer, runs={**RUN, "run_id": "r2"})
+            assert connection.execute(select(T["runs"].c.run_id)).scalars().all() == ["r"]
+        with pytest.raises(DBAPIError):
+            put(reader, runs={**RUN, "run_id": "r3"})
+        reader.dispose()
+        writer.dispose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_may_migrate_at_once(kind: str, tmp_path: Path) -> None:
+    with ledger_url(kind, tmp_path) as url:
+        engines = [ledger.connect(url) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(ledger.upgrade, engines))
+        for engine in engines:
+            ledger.require_current(engine)
+            engine.dispose()
+
+
+def test_a_ledger_that_is_not_there_or_not_ours_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ledger.LedgerMissing, match="no ledger here; start the services once"):
+        ledger.connect(f"sqlite:///{tmp_path / 'none.db'}", read_only=True)
+    with pytest.raises(ValueError, match="allowed: sqlite:///PATH, postgresql://"):
+        ledger.connect("mysql://somewhere/x")
+    with pytest.raises(ValueError, match="must survive its process"):
+        ledger.connect("sqlite://")
+
+
+def test_a_ledger_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    engine = ledger.connect(f"sqlite:///{tmp_path / 'ledger.db'}")
+    with pytest.raises(ledger.LedgerOutdated, match="start the scheduler of this version once"):
+        ledger.require_current(engine)
+    ledger.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ledger.LedgerOutdated, match="written by a newer one"):
+        ledger.upgrade(engine)
+    engine.dispose()

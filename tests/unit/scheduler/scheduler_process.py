@@ -1,0 +1,57 @@
+"""Runs the scheduler service as a process of its own for tests: `python -m tests.unit.scheduler.scheduler_process`.
+
+With ETUDE_TEST_DIE_AT=N the process kills itself (SIGKILL) when it is about to publish for the N-th time: after its
+commit, before its relay. With ETUDE_TEST_DIE_AFTER=N it does so right after the N-th publication, before it is marked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.scheduler import __main__ as entry
+from services.scheduler.config import SchedulerConfig
+from shared import bus as buses
+from shared.bus import Bus
+from shared.contracts.topics import Topic
+from shared.settings import load
+from shared.telemetry import configure_logs
+
+
+def fatal(bus: Bus, before: int, after: int) -> Bus:
+    """The same bus, deadly at its `before`-th publish_many, or after its `after`-th."""
+    publish, calls = bus.publish_many, 0
+
+    async def publish_many(items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await publish(items)
+        if calls == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    bus.publish_many = publish_many  # type: ignore[method-assign]
+    return bus
+
+
+def main() -> None:
+    before, after = (int(os.environ.get(name, "0")) for name in ("ETUDE_TEST_DIE_AT", "ETUDE_TEST_DIE_AFTER"))
+    connect = buses.connect
+
+    def connected(url: str, **options: Any) -> Bus:
+        return fatal(connect(url, **options), before, after)
+
+    buses.connect = connected
+    settings = load(SchedulerConfig)
+    configure_logs("scheduler", settings)
+    asyncio.run(entry.main(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""When an attempt is given again, when a group closes, when a run ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.scheduler.life import Budget, hand_is_empty, objections, step_seconds
+from services.scheduler.reconciler import Closing, Fate, closing, fate, must_submit, overdue
+from shared.ledger.transitions import AttemptState as S
+from tests.unit.scheduler.world import config
+
+LIMITS: dict[str, Any] = {"lease_s": 20.0, "limit_s": 900.0, "grading_limit_s": 600.0}
+
+
+def late(state: S, **since: Any) -> str:
+    known: dict[str, Any] = {"silent_s": 0.0, "cancelled_s": None, "graded_s": None, **since}
+    return overdue(state, **known, **LIMITS)
+
+
+def test_a_lost_attempt_is_given_again_up_to_r_times_and_then_failed() -> None:
+    assert [fate(epoch, 60, replacements=2) for epoch in range(3)] == [Fate.again, Fate.again, Fate.fail]
+    assert fate(0, 60, replacements=0) is Fate.fail
+
+
+def test_giving_again_waits_longer_each_time() -> None:
+    assert fate(0, 0.1, replacements=3) is Fate.wait
+    assert fate(2, 1.0, replacements=3) is Fate.wait
+    assert fate(2, 2.1, replacements=3) is Fate.again
+
+
+def test_only_a_claimed_attempt_has_a_lease() -> None:
+    assert late(S.claimed, silent_s=21) == "no heartbeat for 21 s"
+    assert not late(S.claimed, silent_s=19)
+    assert not late(S.requested, silent_s=9999)
+    assert not late(S.scored, silent_s=9999)
+
+
+def test_an_attempt_at_its_time_limit_is_told_to_submit_before_it_is_given_up() -> None:
+    assert must_submit(S.claimed, 901, False, 900)
+    assert not must_submit(S.claimed, 901, True, 900)
+    assert not late(S.claimed, cancelled_s=30)
+    assert "did not submit" in late(S.claimed, cancelled_s=90)
+
+
+def test_a_finished_attempt_that_nobody_grades_is_lost_in_the_end() -> None:
+    assert not late(S.finished, graded_s=599)
+    assert late(S.finished, graded_s=601) == "no verdict for 601 s"
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([S.scored, S.scored, S.claimed], Closing.open),
+        ([S.scored, S.lost, S.scored], Closing.open),
+        ([S.scored, S.scored, S.failed], Closing.ready),
+        ([S.scored, S.failed, S.failed], Closing.dropped),
+        ([S.failed, S.failed, S.failed], Closing.dropped),
+    ],
+)
+def test_a_group_closes_with_enough_survivors_and_is_dropped_with_fewer(states: list[S], expected: Closing) -> None:
+    assert closing(states, group_min=2) is expected
+
+
+def test_the_run_stops_early_enough_to_publish_within_its_minutes() -> None:
+    budget = Budget(max_steps=0, minutes=10, groups_per_step=16)
+    assert not budget.spent(steps=50, clock_s=594, waiting=5, step_times=[9.0, 4.0, 6.0])
+    assert budget.spent(steps=50, clock_s=595, waiting=5, step_times=[9.0, 4.0, 6.0]) == "10 minutes are over"
+    assert budget.spent(steps=50, clock_s=591, waiting=47, step_times=[9.0, 4.0, 6.0])  # two more steps wait
+    assert not budget.spent(steps=0, clock_s=590, waiting=0, step_times=[])
+
+
+def test_a_very_short_budget_still_leaves_half_of_its_time() -> None:
+    assert not Budget(max_steps=0, minutes=0.1, groups_per_step=16).spent(
+        steps=1, clock_s=2, waiting=0, step_times=[30.0]
+    )
+
+
+def test_steps_are_covered_by_what_is_accepted_and_running() -> None:
+    budget = Budget(max_steps=5, minutes=0, groups_per_step=4)
+    assert budget.uncovered(accepted=12, running=3) == 5
+    assert budget.uncovered(accepted=18, running=3) == 0
+    assert Budget(max_steps=0, minutes=1, groups_per_step=4).uncovered(accepted=9, running=9) is None
+    assert budget.spent(steps=5, clock_s=0, waiting=0, step_times=[])
+
+
+def test_a_stopped_trainer_may_finish_the_step_that_it_could_hold() -> None:
+    hand: dict[str, Any] = {"groups_per_step": 4, "step_times": [2.0, 3.0]}
+    assert hand_is_empty(waiting=3, silent_s=0, **hand)
+    assert not hand_is_empty(waiting=4, silent_s=11, **hand)
+    assert hand_is_empty(waiting=4, silent_s=13, **hand)
+    assert not hand_is_empty(waiting=4, silent_s=60, groups_per_step=4, step_times=[])
+
+
+def test_step_times_are_those_of_the_last_steps() -> None:
+    assert step_seconds([1, 2, 4, 8], count=2) == [2, 4]
+    assert step_seconds([5]) == []
+
+
+def test_an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed() -> None:
+    assert objections(config()) == []
+    assert objections(config(group_size=4, group_min=5)) == [
+        "schedule.group_min: found 5; allowed: 2 to group_size (4)"
+    ]
+    assert len(objections(config(group_size=1, max_staleness=-1, minutes=-2))) == 4

@@ -1,0 +1,234 @@
+"""Whole runs with everything that can go wrong going wrong: the audit finds every promise kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+
+from services.scheduler.audit import audit, counts
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from tests.unit.scheduler.ledgers import opened
+from tests.unit.scheduler.world import RUN, Trouble, World, config
+
+chance = st.sampled_from([0.0, 0.05, 0.25])
+troubles = st.builds(
+    Trouble,
+    duplicate=chance,
+    delay=chance,
+    worker_dies=st.sampled_from([0.0, 0.02, 0.08]),
+    grading_fails=st.sampled_from([0.0, 0.05]),
+    trainer_dies=st.sampled_from([0.0, 0.02, 0.05]),
+    scheduler_dies=chance,
+)
+
+
+def assert_sound(world: World, staleness: int = 2) -> None:
+    report = audit(world.engine, RUN, max_staleness=staleness)
+    assert report.findings == []
+    assert not world.refused
+
+
+def bus_counts(world: World) -> dict[str, int]:
+    """What somebody who reads the bus would count."""
+    sent = [one.message for one in world.published]
+    return {
+        "rollouts.requested": len({(r.key.attempt, r.key.epoch) for r in sent if isinstance(r, m.RolloutRequested)}),
+        "groups.ready": len({g.group for g in sent if isinstance(g, m.GroupReady)}),
+    }
+
+
+# Not shrunk: a world is seconds of work, and its seed and troubles are printed.
+@settings(
+    max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+)
+@given(troubles, st.integers(0, 10_000), st.sampled_from([0, 1, 2]), st.sampled_from([1, 2, 3]))
+def test_whatever_goes_wrong_nothing_is_lost_or_trained_twice_or_too_old(
+    tmp_path_factory: pytest.TempPathFactory, trouble: Trouble, seed: int, staleness: int, checkpoint_every: int
+) -> None:
+    with opened("sqlite", tmp_path_factory.mktemp("world")) as engine:
+        run = config(max_steps=8, max_staleness=staleness)
+        world = World(engine, run, seed=seed, trouble=replace(trouble), checkpoint_every=checkpoint_every)
+        world.start()
+        world.run_until("finished", ticks=2000)
+        world.trouble = Trouble()
+        for _ in range(5):
+            world.tick()
+        assert_sound(world, staleness)
+        known = counts(engine, RUN)
+        assert {topic: known[topic] for topic in bus_counts(world)} == bus_counts(world)
+
+
+def test_a_run_works_on_every_ledger(any_engine: Engine) -> None:
+    trouble = Trouble(duplicate=0.1, delay=0.1, worker_dies=0.03, trainer_dies=0.03, scheduler_dies=0.1)
+    world = World(any_engine, config(max_steps=6), seed=7, trouble=trouble)
+    world.start()
+    world.run_until("finished")
+    assert_sound(world)
+
+
+def test_a_quiet_run_trains_every_group_in_the_ledgers_order_and_asks_for_no_more_than_needed(engine: Engine) -> None:
+    world = World(engine, config(max_steps=8))
+    world.start()
+    world.run_until("finished")
+    assert_sound(world)
+    assert world.step == 8
+    assert max(world.ages) <= 2
+    assert len(world.trained) == 24
+    announced = [one.message.sequence for one in world.published if isinstance(one.message, m.GroupReady)]
+    assert announced == sorted(announced) == list(range(1, 25))
+    assert counts(engine, RUN)["rollouts.requested"] == 24 * 4
+
+
+def test_one_slow_attempt_holds_the_gate_instead_of_growing_old(engine: Engine) -> None:
+    world = World(engine, config(max_steps=14), slow={9: 60}, capacity=60)
+    world.start()
+    world.run_until("finished")
+    assert max(world.ages) <= 2
+    assert_sound(world)
+
+
+def test_no_problem_is_asked_for_twice_while_it_lives(engine: Engine) -> None:
+    world = World(engine, config(max_steps=40), problems=130)
+    world.start()
+    world.run_until("finished")
+    problems = Counter(one.message.problem for one in world.published if isinstance(one.message, m.GroupReady))
+    assert max(problems.values()) == 1
+    assert_sound(world)
+
+
+def test_a_run_ends_when_every_problem_was_practised(engine: Engine) -> None:
+    world = World(engine, config(), problems=20)
+    world.start()
+    world.run_until("finished")
+    assert world.desk.sets[RUN].head.reason == "every problem was practised"
+    assert len(world.trained) == 18  # six steps of three; two groups are left over
+    assert_sound(world)
+
+
+def test_a_fork_announces_again_what_it_freed_and_what_waits_in_the_ledgers_order(engine: Engine) -> None:
+    world = World(engine, config(max_steps=12, max_staleness=4), checkpoint_every=3)
+    world.start()
+    while world.step < 4:
+        world.tick()
+    seen = len(world.published)
+    world.begin_incarnation()  # step 4 is dead
+    dead = {g for g, step in world.trained.items() if step > 3} | {g for g in world.groups}
+    assert world.step == 3
+    for _ in range(2):
+        world.schedule()
+    again = [one.message for one in world.published[seen:] if isinstance(one.message, m.GroupReady)]
+    assert [g.sequence for g in again] == sorted(g.sequence for g in again)
+    assert again[0].sequence == 10  # the first that step 4 had trained
+    assert not dead & set(world.trained)
+    world.run_until("finished")
+    assert_sound(world, staleness=4)
+    assert world.step == 12
+
+
+def test_what_a_fork_made_too_old_is_given_up_with_a_reason_and_never_trained(engine: Engine) -> None:
+    world = World(engine, config(max_steps=14, max_staleness=0), checkpoint_every=100)
+    world.start()
+    while world.step < 5:
+        world.tick()
+    world.begin_incarnation()  # back to step 0: everything sampled since is from a branch that is dead
+    world.run_until("finished")
+    assert world.step == 14
+    report = audit(engine, RUN, max_staleness=0)
+    assert report.findings == []
+    assert report.groups["dropped"] >= 12
+    alerts = [one.message for one in world.published if isinstance(one.message, m.Alert)]
+    assert "groups_dropped" in {alert.name for alert in alerts}
+
+
+def test_a_budget_in_minutes_ends_the_run_and_drops_what_runs(engine: Engine) -> None:
+    world = World(engine, config(minutes=1.0), slow={i: 1000 for i in range(40, 60)}, capacity=200)
+    world.start()
+    world.run_until("finished", ticks=200)
+    stop = [one.message for one in world.published if one.topic is t.RUNS_CONTROL]
+    assert [control.action for control in stop] == ["stop", "finished"]
+    assert "minutes" in stop[0].reason
+    assert world.now - 1000 <= 75
+    assert_sound(world)
+    cancels = [one.message for one in world.published if isinstance(one.message, m.AttemptCancel)]
+    assert cancels[-1].attempt is None
+    assert cancels[-1].mode == "drop"
+
+
+def test_the_clock_of_the_budget_stands_while_the_run_is_paused(engine: Engine) -> None:
+    world = World(engine, config(minutes=1.0))
+    world.start()
+    for _ in range(10):
+        world.tick()
+    requested = counts(engine, RUN)["rollouts.requested"]
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause"))
+    for _ in range(300):
+        world.tick()
+    assert world.state == "paused"
+    paused = counts(engine, RUN)["rollouts.requested"]
+    assert paused - requested <= 9 * 4  # at most what it asked for before it heard of the pause
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume"))
+    world.run_until("finished", ticks=100)
+    assert counts(engine, RUN)["rollouts.requested"] > paused
+    assert_sound(world)
+
+
+def test_a_run_that_is_started_and_paused_at_once_asks_for_nothing(engine: Engine) -> None:
+    world = World(engine, config(max_steps=4))
+    world.start()
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause"))
+    for _ in range(20):
+        world.tick()
+    assert counts(engine, RUN)["rollouts.requested"] == 0
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", config=world.desk.sets[RUN].head.config))
+    world.run_until("finished")
+    assert world.step == 4
+
+
+def test_a_finished_run_can_be_resumed_with_a_larger_budget(engine: Engine) -> None:
+    world = World(engine, config(max_steps=4))
+    world.start()
+    world.run_until("finished")
+    world.run_config = config(max_steps=9)
+    larger = m.Ref(key="larger", size=1, checksum="d" * 32)
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", config=larger))
+    world.tick()
+    world.run_until("finished")
+    assert world.step == 9
+    assert_sound(world)
+
+
+def test_a_stop_by_hand_ends_the_run_and_says_so_once(engine: Engine) -> None:
+    world = World(engine, config())
+    world.start()
+    for _ in range(12):
+        world.tick()
+    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="stop", reason="enough"))
+    world.run_until("finished")
+    controls = [one.message for one in world.published if one.topic is t.RUNS_CONTROL]
+    assert [control.action for control in controls] == ["finished"]
+    assert controls[0].reason == "enough"
+    assert_sound(world)
+
+
+def test_the_same_seed_draws_the_same_problems_however_often_the_scheduler_is_restarted(tmp_path: Path) -> None:
+    drawn = []
+    for name, dies in (("a", 0.0), ("b", 0.5)):
+        (tmp_path / name).mkdir()
+        with opened("sqlite", tmp_path / name) as engine:
+            world = World(engine, config(max_steps=3, hardness_sampling=False, max_staleness=0), seed=1)
+            world.start()
+            while world.inbox:
+                world.schedule()
+            world.trouble.scheduler_dies = dies
+            world.run_until("finished")
+            drawn.append(
+                {one.message.key.problem for one in world.published if isinstance(one.message, m.RolloutRequested)}
+            )
+    assert drawn[0] == drawn[1]
