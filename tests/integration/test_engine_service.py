@@ -399,6 +399,53 @@ def test_a_stream_tells_every_token_and_ends_with_the_whole_answer(shared_replic
     assert plain["output_ids"] == whole["output_ids"]
 
 
+def test_metrics_and_info_speak_sglangs_names(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica() as replica:
+            await p.applied(0)
+            url = replica.health.url
+            await ask(url, "/generate", body_of([1, 2, 3], 4))
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+                text = await response.text()
+            names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+            assert names >= {
+                "sglang:num_running_reqs",
+                "sglang:num_queue_reqs",
+                "sglang:token_usage",
+                "sglang:gen_throughput",
+                "sglang:generation_tokens_total",
+                "etude_inference_steps_total",
+                "etude_inference_swap_pause_seconds_count",
+            }
+            info = (await ask(url, "/get_server_info"))[1]
+            assert (info["run"], info["serial"], info["context_length"], info["waiting"]) == (RUN, 0, 64, 0)
+            model = (await ask(url, "/model_info"))[1]
+            assert (model["weight_version"], model["vocab_size"], model["is_generation"]) == ("0", 64, True)
+            assert (await ask(url, "/health"))[0] == 200
+
+    run(test, tmp_path)
+
+
+def test_a_replica_that_shuts_down_says_so_and_another_run_replaces_the_first(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run("r-first")
+        async with p.replica() as replica:
+            first, seen = await p.applied(0)
+            assert first.run == "r-first"
+            p.write_version(0, None)
+            await p.start_run()
+            second, seen = await p.applied(0, after=seen)
+            assert second.run == RUN
+            assert replica.agent.run_id == RUN
+            status, _ = await ask(replica.health.url, "/generate", body_of([1, 2, 3], 4))
+            assert status == 200
+        gone, _ = await p.applied(0, ok=False, after=seen)
+        assert gone.reason == "shutting down"
+
+    run(test, tmp_path)
+
+
 def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
     async def test(p: Platform) -> None:
         for serial in range(3):

@@ -1,0 +1,56 @@
+"""Which version a replica should serve, from what it has heard."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from services.inference.api import version_spans
+from services.inference.following import Following
+from shared.contracts.messages import PolicyPublished, RunControl
+from shared.contracts.run import Ref
+
+REF = Ref(key="k", size=1, checksum="0" * 32)
+
+
+def start(run: str) -> RunControl:
+    return RunControl(run=run, action="start", config=REF)
+
+
+def version(run: str, incarnation: int, serial: int) -> PolicyPublished:
+    return PolicyPublished(run=run, serial=serial, incarnation=incarnation, step=serial, parent=-1, manifest=REF)
+
+
+def test_the_run_started_last_is_served_unless_one_is_named():
+    following = Following()
+    assert following.current_run() is None
+    for run in ("a", "b"):
+        following.control(start(run))
+    assert following.current_run() == "b"
+    following.control(RunControl(run="a", action="finished"))
+    assert following.current_run() == "b"
+    following.control(start("a"))
+    assert following.current_run() == "a"
+    assert Following(run="c", started={"a": REF}).current_run() is None
+
+
+def test_the_newest_version_of_the_highest_incarnation_wins_in_whatever_order_they_arrive():
+    versions = [version("a", 0, 1), version("a", 0, 9), version("a", 1, 5), version("a", 1, 6), version("b", 7, 99)]
+    for order in itertools.permutations(versions):
+        following = Following()
+        for message in order:
+            following.published(message)
+        newest = following.newest("a")
+        assert newest is not None
+        assert (newest.incarnation, newest.serial) == (1, 6)
+
+
+def test_version_spans_cover_all_sampled_tokens_once():
+    assert version_spans(np.array([], np.int32)) == []
+    spans = version_spans(np.array([3, 3, 4, 7, 7], np.int32))
+    assert spans == [
+        {"version": "3", "start": 0, "end": 2},
+        {"version": "4", "start": 2, "end": 3},
+        {"version": "7", "start": 3, "end": 5},
+    ]
