@@ -19,7 +19,7 @@ from torch import Tensor
 from services.trainer.packing import Unit
 from shared.model import Attend
 
-BUCKET = 4  # branches that are padded together; packing sorts them by length, so that little is padded
+BUCKET = 4  # branches padded together, sorted by length by `packing`; 1 to 4 are equally fast on a CPU, 8 is slower
 
 
 @dataclass(frozen=True, slots=True)

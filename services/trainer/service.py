@@ -1,6 +1,6 @@
 """Wiring: runs.control and groups.ready in; versions, commits, quarantines and alerts out.
 
-One run at a time. Training runs in a thread of its own, so that health, metrics and fetching go on meanwhile.
+One run at a time, the one started last. Training runs in a thread of its own, so that health, metrics and fetching go on meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from shared.objects import Objects
 from shared.telemetry import Health
 
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
+SETTLE_S = 0.3  # silence on runs.control after which its past has been read
 A_RUN, GROUPS = "a run to be started (runs.control)", "groups"
 log = structlog.get_logger()
 
@@ -94,7 +95,10 @@ class Service:
         async for delivery in self.bus.deliveries([RUNS_CONTROL], group=None, max_in_flight=64):
             message: RunControl = delivery.message
             if not self.settings.trainer_run or message.run == self.settings.trainer_run:
-                self.runs.setdefault(message.run, RunState()).apply(message)
+                state = self.runs.setdefault(message.run, RunState())
+                if message.action == "start" and state.config is None:
+                    self.runs[message.run] = self.runs.pop(message.run)  # the one started last is the last one
+                state.apply(message)
             delivery.done()
             self._wake()
 
@@ -124,15 +128,30 @@ class Service:
         stopping = asyncio.create_task(self.stop.wait())
         stopping.add_done_callback(lambda _: self._wake())
         while not self.stop.is_set():
-            run = next((r for r, s in self.runs.items() if s.state != "finished" and s.config is not None), None)
+            run = await self._settled()
             if run is None:
                 self.health.wait_on(A_RUN)
-                self.changed.clear()
                 await self.changed.wait()
                 continue
             self.health.clear(A_RUN)
             with structlog.contextvars.bound_contextvars(run=run):
                 await self._train(run)
+
+    def _current(self) -> str | None:
+        """The run to train: the one started last, unless it has ended. The engines follow the same one."""
+        run = next((r for r, s in reversed(self.runs.items()) if s.config is not None), None)
+        return run if run is not None and self.runs[run].state != "finished" else None
+
+    async def _settled(self) -> str | None:
+        """`runs.control` is read from its beginning: only when it has fallen silent is what it says the present. To open
+        a run that ended long ago would claim an incarnation of it."""
+        while not self.stop.is_set():
+            self.changed.clear()
+            try:
+                await asyncio.wait_for(self.changed.wait(), SETTLE_S)
+            except TimeoutError:
+                return self._current()
+        return None
 
     async def _in_thread(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """In the one training thread: torch keeps its thread setting and autograd its graph there."""
@@ -178,7 +197,7 @@ class Service:
         for ready in self.early.pop(run, OrderedDict()).values():
             self._announced(ready)
         try:
-            while not self.stop.is_set() and self.runs[run].state != "finished":
+            while not self.stop.is_set() and self._current() == run:
                 hand.changed.clear()
                 batch = (
                     None if self.runs[run].state == "paused" else hand.take(training.config.schedule.groups_per_step)
