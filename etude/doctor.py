@@ -57,16 +57,6 @@ def packages() -> Finding:
     )
 
 
-def compiler() -> Finding:
-    found = shutil.which("g++") or shutil.which("c++")
-    return Finding(
-        "C++ compiler (DeepSpeed builds a helper once)",
-        bool(found),
-        found or "none",
-        "" if found else "apt-get install g++, or your system's equal",
-    )
-
-
 def sandbox() -> Finding:
     if os.environ.get("ETUDE_SANDBOX") == "process":
         return Finding(

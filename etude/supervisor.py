@@ -4,7 +4,8 @@ Invariants:
 - One supervisor per state directory (an advisory lock on `<state>/supervisor.lock`; the kernel drops it with us).
 - A child never outlives the supervisor (PR_SET_PDEATHSIG), so that a killed supervisor leaves no orphans behind.
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
-  of health; it is never given up, and the log says each time what happened.
+  of health; it is never given up, and the log says each time what happened. One exception: SUPERSEDED says that another
+  process has rightly taken over; starting again would take the work back from it.
 - Stop means SIGTERM (services drain), SIGKILL only after a grace period.
 """
 
@@ -26,6 +27,7 @@ from typing import IO
 
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
+SUPERSEDED = 3  # exit code
 LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
 
 
@@ -122,6 +124,10 @@ class _Child:
             return
         self.last_exit = code
         self.process = None
+        if code == SUPERSEDED:
+            self.wanted = False
+            say(f"{self.spec.name} was superseded by another process; it is not started again")
+            return
         self.restarts += 1
         self.next_start = now + self.delay
         say(

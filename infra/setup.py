@@ -1,8 +1,8 @@
 """Sets up everything that `make` needs, by itself, on a machine with Python >= 3.11, make and a package manager.
 
 Standard library only: it runs before anything is installed. Makes `.venv`, installs the pinned packages (a CPU build of
-torch when there is no GPU and such a build can be had), bubblewrap and a C++ compiler by apt when root, and builds
-DeepSpeed's helper once. A stamp makes second runs instant.
+torch when there is no GPU and such a build can be had) and bubblewrap by apt when root. A stamp makes second runs
+instant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".etude-stamp"
 EXTRAS = "all,test"
-SYSTEM = {"bwrap": "bubblewrap", "g++": "g++"}
+SYSTEM = {"bwrap": "bubblewrap"}
 
 
 def say(text: str) -> None:
@@ -97,27 +97,12 @@ def install() -> None:
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
-def build_helper() -> None:
-    """DeepSpeed compiles a small helper at its first start (up to two minutes); better here than in the first run."""
-    say("building DeepSpeed's helper (once; up to two minutes)")
-    code = (
-        "import os; os.environ['DS_ACCELERATOR'] = 'cpu'\n"
-        "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder\n"
-        "ShareMemCommBuilder().load(verbose=False)\n"
-    )
-    environment = {**os.environ, "PATH": f"{VENV / 'bin'}:{os.environ.get('PATH', '')}"}
-    result = subprocess.run([str(PYTHON), "-c", code], env=environment, capture_output=True, text=True)
-    if result.returncode:
-        say("it could not be built; the trainer will say more if it needs it:\n" + result.stderr[-800:])
-
-
 def main() -> None:
     check_machine()
     if STAMP.exists() and STAMP.read_text() == fingerprint():
         return
     system_packages()
     install()
-    build_helper()
     STAMP.write_text(fingerprint())
     say("done")
 
