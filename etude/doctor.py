@@ -129,7 +129,6 @@ def findings(state: Path) -> list[Finding]:
         system,
         python,
         packages,
-        compiler,
         sandbox,
         memory,
         lambda: disk(state),

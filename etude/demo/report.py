@@ -195,7 +195,9 @@ def plot(outcome: Outcome, path: Path) -> None:
         xlabel="minutes of practice", ylabel="solved, %", title="Repairs that pass the hidden tests", ylim=(0, None)
     )
     left.legend(frameon=False)
-    right.plot(minutes, [s.metrics.get("sampled_mean", np.nan) for s in steps], color="#246", label="tokens per attempt")
+    right.plot(
+        minutes, [s.metrics.get("sampled_mean", np.nan) for s in steps], color="#246", label="tokens per attempt"
+    )
     right.set(
         xlabel="minutes of practice",
         ylabel="sampled tokens per attempt",

@@ -25,7 +25,8 @@ def practice_line(progress: Progress, now: float) -> str:
     mean = {k: sum(s.metrics.get(k, 0.0) for s in steps) / len(steps) for k in ("reward_mean", "solved_share")}
     return (
         f"step {steps[-1].step:3d}  version {progress.newest_serial:3d}  reward {mean['reward_mean']:6.3f}  "
-        f"solved {mean['solved_share']:5.1%}  {tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  age <= {max(s.age for s in steps)}"
+        f"solved {mean['solved_share']:5.1%}  {tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  "
+        f"age <= {max(s.age for s in steps)}"
     )
 
 
