@@ -1,0 +1,83 @@
+"""One scheduler writes at a time; the lease passes on when its holder leaves, dies or falls silent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from sqlalchemy import Engine, text
+
+from services.scheduler.desk import Desk
+from services.scheduler.leadership import Leadership
+from services.scheduler.store import Fenced, Store
+from tests.unit.scheduler.world import RUN, World, config
+
+
+def elsewhere(engine: Engine) -> None:
+    """The holder is on another machine: only its silence can tell that it is gone."""
+    with engine.begin() as connection:
+        holder = json.loads(connection.execute(text("SELECT holder FROM lease")).scalar_one())
+        connection.execute(text("UPDATE lease SET holder = :h"), {"h": json.dumps({**holder, "host": "another"})})
+
+
+def test_the_first_leads_and_the_second_waits_until_the_first_leaves(any_engine: Engine) -> None:
+    first, second = (Leadership(any_engine, 60, name) for name in ("first", "second"))
+    assert first.try_lead() == 1
+    assert second.try_lead() is None
+    assert second.holder().startswith("first (process ")
+    first.renew()
+    first.leave()
+    assert second.try_lead() == 2
+    first.term = 1
+    with pytest.raises(Fenced, match="second"):
+        first.renew()
+
+
+def test_a_holder_that_does_not_renew_is_replaced_and_one_that_does_is_not(any_engine: Engine) -> None:
+    first, second = Leadership(any_engine, 0.3, "first"), Leadership(any_engine, 0.3, "second")
+    first.try_lead()
+    elsewhere(any_engine)
+    for _ in range(4):
+        assert second.try_lead() is None
+        time.sleep(0.1)
+        first.renew()
+    assert second.try_lead() is None
+    time.sleep(0.4)
+    assert second.try_lead() == 2
+
+
+def test_a_holder_whose_process_is_gone_is_replaced_at_once(any_engine: Engine) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", "pass"])
+    started = psutil.Process(dead.pid).create_time()
+    first, second = Leadership(any_engine, 60, "first"), Leadership(any_engine, 60, "second")
+    first._holder = json.dumps({**json.loads(first._holder), "pid": dead.pid, "started": started})
+    first.try_lead()
+    dead.wait()
+    assert second.try_lead() == 2
+
+
+def test_a_scheduler_that_was_replaced_writes_nothing_more(any_engine: Engine) -> None:
+    old = Leadership(any_engine, 60, "old")
+    world = World(any_engine, config(max_steps=6))
+    world.desk = Desk(Store(any_engine), lambda ref: world.run_config, term=old.try_lead())
+    world.start()
+    for _ in range(6):
+        world.tick()
+    frozen = world.desk
+    old.leave()
+    world.desk = Desk(
+        Store(any_engine), lambda ref: world.run_config, term=Leadership(any_engine, 60, "new").try_lead()
+    )
+    world.schedule()
+    with any_engine.begin() as connection:
+        before = connection.execute(text("SELECT count(*), max(sequence) FROM events")).one()
+    with pytest.raises(Fenced, match="term 1 is over"):
+        frozen.handle(list(world.inbox), world.now + 1, {RUN: 10**6})
+    with any_engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*), max(sequence) FROM events")).one() == before
+    world.run_until("finished")
+    assert world.step == 6
