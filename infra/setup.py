@@ -72,7 +72,9 @@ def uv() -> list[str]:
 
 
 def has_gpu() -> bool:
-    return bool(shutil.which("nvidia-smi")) and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("nvidia-smi")) and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    )
 
 
 def install() -> None:

@@ -22,15 +22,21 @@ class ServiceSettings(BaseSettings):
     state: Path = Field(Path(".etude"), description="Directory for everything local: logs, caches, embedded stores.")
     bus: str = Field("", description="sqlite:PATH or kafka://HOST:PORT[,…]; empty: sqlite below the state directory.")
     ledger: str = Field("", description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.")
-    objects: str = Field("", description="file:PATH or s3://BUCKET@HOST:PORT; empty: a directory below the state directory.")
+    objects: str = Field(
+        "", description="file:PATH or s3://BUCKET@HOST:PORT; empty: a directory below the state directory."
+    )
     jobs: str = Field("", description="Celery broker URL; empty: SQLite below the state directory.")
     s3_access_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     host: str = Field("127.0.0.1", description="Address that the HTTP endpoints bind to.")
     port: int = Field(0, ge=0, le=65535, description="Port of this service's HTTP endpoints; 0: a free one.")
     name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
-    logs: str = Field("auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON.")
-    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe event that is logged.")
+    logs: str = Field(
+        "auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON."
+    )
+    log_level: str = Field(
+        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe event that is logged."
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -80,7 +86,10 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
         raise SystemExit(2) from None
     unknown = [k for k in argv if k not in ("--check",)]
     if unknown:
-        print(f"unknown argument {unknown[0]!r}; allowed: --check (settings come from ETUDE_… and ETUDE_CONFIG)", file=sys.stderr)
+        print(
+            f"unknown argument {unknown[0]!r}; allowed: --check (settings come from ETUDE_… and ETUDE_CONFIG)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     if "--check" in argv:
         print(dump(settings))

@@ -84,7 +84,9 @@ class Health:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         now = time.time()
-        waits = [{"waits_on": what, "since": since, "seconds": round(now - since, 1)} for what, since in self._waits.items()]
+        waits = [
+            {"waits_on": what, "since": since, "seconds": round(now - since, 1)} for what, since in self._waits.items()
+        ]
         return web.json_response({"ready": self.ready, "waits": waits}, status=200 if self.ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -106,7 +108,9 @@ class Health:
         self.url = f"http://{self.settings.host}:{port}"
         self._file = self.settings.state / "run" / f"{self.name}.json"
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps({"service": self.service, "name": self.name, "pid": os.getpid(), "url": self.url}))
+        self._file.write_text(
+            json.dumps({"service": self.service, "name": self.name, "pid": os.getpid(), "url": self.url})
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -156,7 +156,9 @@ def unpack(data: bytes) -> Trajectory:
 
 def pack_routing(rows: list[np.ndarray]) -> bytes:
     """Routed experts of every segment: rows[i] uint8|uint16 [tokens - 1, moe_layers, top_k] (the last token has no row)."""
-    return zstandard.ZstdCompressor(level=1).compress(save({str(i): np.ascontiguousarray(r) for i, r in enumerate(rows)}))
+    return zstandard.ZstdCompressor(level=1).compress(
+        save({str(i): np.ascontiguousarray(r) for i, r in enumerate(rows)})
+    )
 
 
 def unpack_routing(data: bytes) -> list[np.ndarray]:
