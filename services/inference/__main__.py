@@ -3,8 +3,10 @@
 import asyncio
 
 from services.inference.config import InferenceSettings
-from services.inference.service import main
 from shared.settings import load
 
 if __name__ == "__main__":
-    asyncio.run(main(load(InferenceSettings)))
+    settings = load(InferenceSettings)  # before torch is imported: a bad setting is told at once
+    from services.inference.service import main
+
+    asyncio.run(main(settings))
