@@ -15,10 +15,26 @@ from shared.sandbox import CallResult, FunctionRun, Limits
 from shared.sandbox.pool import FunctionPool
 
 BUDGET = 4000  # loop turns and calls of the function itself; a real call on small inputs takes tens
-ENDLESS = frozenset(["Overrun", "Timeout", "Died", "OutputLimit", "MemoryError", "NotRun"])
+ENDLESS = frozenset(["Overrun", "Timeout", "TimeoutError", "Died", "OutputLimit", "MemoryError", "NotRun"])
 _CALLS_PER_RUN = 600
 # Generous: the budget ends loops first, these end what happens inside one step (a power of powers).
-_LIMITS = Limits(time_s=120.0, call_s=1.0, memory_mb=512, output_bytes=8 << 20)
+_LIMITS = Limits(time_s=120.0, call_s=0.5, memory_mb=192, output_bytes=8 << 20)
+# Kept on the one module that outlives a call: how often a source did not come to an end.
+_DISPATCH = """def _run(number, patience, *args):
+    import builtins
+    endless = builtins.__dict__.setdefault('_endless', {})
+    if endless.get(number, 0) >= patience:
+        raise TimeoutError
+    endless[number] = endless.get(number, 0) + 1
+    try:
+        result = globals()[f'_scope{number}']()(*args)
+    except MemoryError:
+        raise
+    except Exception:
+        endless[number] -= 1
+        raise
+    endless[number] -= 1
+    return result"""
 
 _PROLOGUE = f"""class Overrun(BaseException):
     pass
@@ -39,14 +55,17 @@ class Item:
     args: tuple[str, ...]
 
 
-def execute(pool: FunctionPool, items: Sequence[Item], forbidden: tuple[str, ...] = ()) -> list[list[CallResult]]:
-    """One list of results per item, in order. An item that ends its run early costs the others nothing. `forbidden`:
-    modules that cannot be imported, the origin of the items."""
+def execute(
+    pool: FunctionPool, items: Sequence[Item], *, patience: int = 1, forbidden: tuple[str, ...] = ()
+) -> list[list[CallResult]]:
+    """One list of results per item, in order. An item that ends its run early costs the others nothing; one that has
+    not come to an end `patience` times is not called again (TimeoutError). `forbidden`: modules that cannot be
+    imported, the origin of the items."""
     results: list[list[CallResult]] = [[] for _ in items]
     waiting = list(_bundles(range(len(items)), items))
     while waiting:
         bundle = waiting.pop()
-        [flat] = pool.run_sync([_run([items[index] for index in bundle], forbidden)])
+        [flat] = pool.run_sync([_run([items[index] for index in bundle], patience, forbidden)])
         position = 0
         for place, index in enumerate(bundle):
             own = flat[position : position + len(items[index].args)]
@@ -73,19 +92,18 @@ def _bundles(indices: Sequence[int], items: Sequence[Item]) -> Iterator[list[int
         yield bundle
 
 
-def _run(items: Sequence[Item], forbidden: tuple[str, ...]) -> FunctionRun:
+def _run(items: Sequence[Item], patience: int, forbidden: tuple[str, ...]) -> FunctionRun:
     lines = []
     for number, item in enumerate(items):
         lines.append(f"def _scope{number}():")
         lines += ["    " + line for line in item.source.split("\n")]
         lines.append(f"    return {item.entry}")
-    lines.append("def _run(number, *args):")
-    lines.append("    return globals()[f'_scope{number}']()(*args)")
-    args = tuple(_with_number(number, text) for number, item in enumerate(items) for text in item.args)
+    lines.append(_DISPATCH)
+    args = tuple(_with_number(f"{number}, {patience}", text) for number, item in enumerate(items) for text in item.args)
     return FunctionRun(source="\n".join(lines), entry="_run", args=args, limits=_LIMITS, forbidden_imports=forbidden)
 
 
-def _with_number(number: int, args: str) -> str:
+def _with_number(number: str, args: str) -> str:
     return f"[{number}]" if args == "[]" else f"[{number}, {args[1:]}"
 
 

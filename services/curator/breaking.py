@@ -25,7 +25,7 @@ TRIES = 2.5  # mutants tried per problem wanted
 _CRASHES = frozenset(["TypeError", "NameError", "AttributeError", "UnboundLocalError", "Unprintable"])
 MAX_CRASHING = 0.75
 # Kinds with very many sites would otherwise fill every second turn.
-_WEIGHTS = {"target": 0.3, "exception": 0.5, "default": 0.6}
+_WEIGHTS = {"target": 0.3, "variable": 0.7, "string": 0.7, "exception": 0.5, "default": 0.6}
 
 
 Made = tuple[Problem, Hidden]
@@ -136,7 +136,7 @@ def verified(pool: FunctionPool, function: Function, made: Sequence[Made]) -> li
     every = [Case(args=args, expected=expected) for args, expected in cases]
     items = [Item(made[0][1].solution[FILE], entry, tuple(case.args for case in every))]
     items += [Item(p.files[FILE], entry, tuple(c.args for c in (*p.visible, *h.cases))) for p, h in made]
-    oracle, *results = execute(pool, items, (function.module,))
+    oracle, *results = execute(pool, items, forbidden=(function.module,))
     if not all(passes(case, result) for case, result in zip(every, oracle, strict=True)):
         return []
     kept = []

@@ -37,6 +37,8 @@ SPLITS = ("train", "rl", "dev", "held_out")
 _SHARES = (("held_out", 0.14), ("dev", 0.06), ("rl", 0.35), ("train", 0.45))
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
 _PER_FUNCTION = {"train": 24, "rl": 16, "dev": 3, "held_out": 3}
+# Fewer distinct bugs than this in a whole function: it is too simple to teach or measure anything.
+_MIN_PER_FUNCTION = 3
 _CHUNK = 24  # functions that one process takes at a time
 
 Progress = Callable[[str, int, int], None]  # stage, done, of
@@ -176,12 +178,13 @@ def _make(chunk: Sequence[tuple[str, Function, str]]) -> Made:
     by_key = {function.key: (split, licence) for split, function, licence in chunk}
     recorded = fuzz.record(_sandbox, [function for _, function, _ in chunk])
     made.recorded = len(recorded)
-    wanted = [_PER_FUNCTION[by_key[r.function.key][0]] for r in recorded]
+    wanted = [max(_PER_FUNCTION[by_key[r.function.key][0]], 2 * _MIN_PER_FUNCTION) for r in recorded]
     for own, broken in zip(recorded, breaking.break_functions(_sandbox, recorded, wanted), strict=True):
         split, licence = by_key[own.function.key]
         problems = [breaking.problem(own.function, licence, own.cases, one) for one in broken]
         checked = breaking.verified(_sandbox, own.function, [p for p in problems if p is not None])
-        made.problems += [(split, public, hidden) for public, hidden in checked]
+        if len(checked) >= _MIN_PER_FUNCTION:
+            made.problems += [(split, public, hidden) for public, hidden in checked[: _PER_FUNCTION[split]]]
     return made
 
 

@@ -131,7 +131,7 @@ def _fill(state: _State) -> None:
 def _round(pool: FunctionPool, states: Sequence[_State]) -> None:
     """Runs every state's batch and learns from it."""
     items = [Item(s.source, s.function.entry, tuple(text for _, text in s.batch)) for s in states]
-    for state, results in zip(states, execute(pool, items), strict=True):
+    for state, results in zip(states, execute(pool, items, patience=4), strict=True):
         for (choice, text), result in zip(state.batch, results, strict=True):
             worked = _is_case(result)
             if choice:

@@ -54,6 +54,25 @@ _FORBIDDEN = (
 )
 
 
+# What a line can get wrong; a function with less of it passes its arguments on, and its mutants are all alike.
+_WORK = (
+    ast.BinOp,
+    ast.BoolOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.Call,
+    ast.Subscript,
+    ast.IfExp,
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.comprehension,
+    ast.AugAssign,
+    ast.Try,
+)
+_MIN_WORK = 3
+
+
 class Refused(Exception):
     """The function cannot stand alone; the text says why, in one word or two."""
 
@@ -126,8 +145,11 @@ def lift(function: ast.FunctionDef, module: Module) -> Lifted:
     called = {n.func.id for n in nodes(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     if called & set(params):
         raise Refused("calls a parameter")
-    if not any(_has_effect(n) for n in nodes(node)):
+    everything = nodes(node)
+    if not any(_has_effect(n) for n in everything):
         raise Refused("returns nothing")
+    if sum(isinstance(n, _WORK) for n in everything) < _MIN_WORK:
+        raise Refused("too simple to get wrong")
     source = "\n".join([*preamble, ast.unparse(node)])
     lines = source.split("\n")
     if len(lines) > MAX_LINES or len(source) > MAX_CHARS or max(map(len, lines)) > MAX_LINE or not source.isascii():
@@ -165,7 +187,8 @@ def _flatten_parameters(node: ast.FunctionDef) -> list[str]:
     a = node.args
     plain_args = [*a.posonlyargs, *a.args]
     defaults: list[ast.expr | None] = [None] * (len(plain_args) - len(a.defaults)) + list(a.defaults)
-    extra = [arg for arg in (a.vararg, a.kwarg) if arg is not None]
+    used = {n.id for n in nodes(node) if isinstance(n, ast.Name)}
+    extra = [arg for arg in (a.vararg, a.kwarg) if arg is not None and arg.arg in used]
     everything = [*plain_args, *a.kwonlyargs, *extra]
     defaults += [*a.kw_defaults, *([None] * len(extra))]
     ordered = sorted(zip(everything, defaults, strict=True), key=lambda pair: pair[1] is not None)
@@ -192,7 +215,7 @@ def _bound(node: ast.AST) -> set[str]:
             names.add(n.id)
         elif isinstance(n, ast.arg):
             names.add(n.arg)
-        elif (isinstance(n, ast.ExceptHandler) and n.name) or (isinstance(n, ast.FunctionDef) and n is not node):
+        elif isinstance(n, ast.ExceptHandler | ast.FunctionDef) and n is not node and n.name:
             names.add(n.name)
     return names
 
@@ -221,7 +244,7 @@ def _take_objects_apart(node: ast.FunctionDef, params: list[str]) -> ast.Functio
             raise Refused(f"needs {name} itself")
         taken = _bound(node) | _BUILTINS
         fields: dict[str, str] = {}
-        for attribute in attributes:
+        for attribute in sorted(attributes, key=lambda n: (n.lineno, n.col_offset)):
             if attribute.attr not in fields:
                 fields[attribute.attr] = _fresh(attribute.attr.strip("_") or name, name, taken)
                 taken.add(fields[attribute.attr])

@@ -1,7 +1,8 @@
 """Packs: many problems as two objects, public and hidden, zstd-compressed JSON lines joined by id.
 
 `read_problems` and `read_hidden` read all of it; `Lines` decompresses once and finds a problem by its id without parsing
-the rest, because the first field of every line is its id. Equal problems give equal bytes (same zstandard version).
+the rest. Packs may be joined byte by byte: several zstd frames are one pack. Equal problems give equal bytes (same
+zstandard version).
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ from typing import Generic, TypeVar
 import msgspec
 import zstandard
 
-from shared.problems.schema import Hidden, Problem
+from shared.problems.schema import Hidden, Problem, ProblemError
 
 MAX_PACK_BYTES = 1 << 30  # decompressed
 _LEVEL = 12
-_HEAD = b'{"id":"'
 
 T = TypeVar("T", Problem, Hidden)
 
 
-class PackError(ValueError):
+class PackError(ProblemError):
     """The bytes are no pack; the text says what was found."""
+
+
+class _Head(msgspec.Struct):
+    id: str
+
+
+_HEADS = msgspec.json.Decoder(_Head)
 
 
 def write(items: Iterable[msgspec.Struct]) -> bytes:
@@ -32,30 +39,45 @@ def write(items: Iterable[msgspec.Struct]) -> bytes:
 
 
 def decompress(data: bytes) -> bytes:
-    try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= MAX_PACK_BYTES:
-            raise PackError(f"pack of {size} bytes decompressed; allowed: 0 to {MAX_PACK_BYTES}")
-        return zstandard.ZstdDecompressor().decompress(data)
-    except zstandard.ZstdError as error:
-        raise PackError(f"no zstd data: {error}") from None
+    """The text of all frames. Raises PackError for what is damaged, cut short or larger than MAX_PACK_BYTES."""
+    parts: list[bytes] = []
+    size = 0
+    rest = data
+    while rest or not parts:
+        try:
+            # One byte more than allowed shows that there is more, without unpacking a bomb.
+            reader = zstandard.ZstdDecompressor().decompressobj(read_across_frames=False)
+            announced = zstandard.frame_content_size(rest)
+            if size + max(announced, 0) > MAX_PACK_BYTES:
+                raise PackError(f"pack of more than {MAX_PACK_BYTES} bytes decompressed")
+            part = reader.decompress(rest)
+        except zstandard.ZstdError as error:
+            raise PackError(f"pack: no zstd data: {error}") from None
+        if not reader.eof:
+            raise PackError(f"pack: cut short after {len(data)} bytes")
+        parts.append(part)
+        size += len(part)
+        rest = reader.unused_data
+    return b"".join(parts)
 
 
 class Lines(Generic[T]):
-    """A read pack of one kind, `Problem` or `Hidden`."""
+    """A read part of a pack, of `Problem` or `Hidden`. An iteration has the order of the pack."""
 
     def __init__(self, data: bytes, kind: type[T]) -> None:
         self._text = decompress(data)
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._places: dict[str, tuple[int, int]] = {}
-        start = 0
+        self._places: dict[str, tuple[int, int, int]] = {}  # id → line number, start, end
+        start = number = 0
         while start < len(self._text):
             end = self._text.find(b"\n", start)
             end = len(self._text) if end < 0 else end
-            quote = self._text.find(b'"', start + len(_HEAD), end)
-            if not self._text.startswith(_HEAD, start) or quote < 0:
-                raise PackError(f"line {len(self._places) + 1} does not begin with its id")
-            self._places[self._text[start + len(_HEAD) : quote].decode()] = (start, end)
+            number += 1
+            try:
+                head = _HEADS.decode(memoryview(self._text)[start:end])
+            except msgspec.DecodeError as error:
+                raise PackError(f"pack: line {number}: {error}") from None
+            self._places[head.id] = (number, start, end)
             start = end + 1
 
     def __len__(self) -> int:
@@ -70,11 +92,11 @@ class Lines(Generic[T]):
 
     def __getitem__(self, problem: str) -> T:
         """KeyError for an id that the pack does not hold; PackError for a line that is no such object."""
-        start, end = self._places[problem]
+        number, start, end = self._places[problem]
         try:
             return self._decoder.decode(memoryview(self._text)[start:end])
         except msgspec.DecodeError as error:
-            raise PackError(f"problem {problem!r}: {error}") from None
+            raise PackError(f"pack: line {number}: {error}") from None
 
     def __iter__(self) -> Iterator[T]:
         return (self[problem] for problem in self._places)

@@ -1,0 +1,65 @@
+"""Signatures find the same function under other names, and nearly the same one; their file is the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.problems.signatures import BYTES, Signatures, fingerprint, read_signatures, write_signatures
+
+ONE = """def total(prices, tax):
+    result = 0
+    for price in prices:
+        if price > 0:
+            result += price * (1 + tax)
+    return round(result, 2)"""
+RENAMED = ONE.replace("prices", "xs").replace("price", "x").replace("tax", "t").replace("total", "g")
+EDITED = ONE.replace("price > 0", "price >= 0")
+OTHER = """def words(text):
+    return sorted({word.lower() for word in text.split() if word.isalpha()})"""
+
+
+def test_other_names_have_the_same_key_and_signature():
+    assert fingerprint(ONE) == fingerprint(RENAMED)
+
+
+def test_a_slightly_edited_copy_is_near_and_another_function_is_not():
+    signatures = Signatures()
+    signatures.add(*fingerprint(ONE))
+    assert signatures.has_near(*fingerprint(RENAMED))
+    assert signatures.has_near(*fingerprint(EDITED))
+    assert not signatures.has_near(*fingerprint(OTHER))
+
+
+def test_the_numbers_are_those_that_shipped_files_hold():
+    """If this fails, every shipped signature file is void."""
+    key, minima = fingerprint(ONE)
+    assert (key, minima[:8].hex(), len(minima)) == GOLDEN
+
+
+GOLDEN = ("e658d913f50a6dc4", "a2ac2b23c182f52f", BYTES)
+
+
+@settings(deadline=None)
+@given(st.permutations([ONE, EDITED, OTHER]))
+def test_the_file_holds_what_was_written_in_any_order(order: list[str]):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, again = Path(folder) / "a.npz", Path(folder) / "b.npz"
+        assert write_signatures(order, path) == 3
+        write_signatures([fingerprint(source) for source in (ONE, EDITED, OTHER, RENAMED)], again)
+        assert path.read_bytes() == again.read_bytes()
+        signatures = read_signatures(path)
+    assert len(signatures) == 3
+    assert signatures.has_near(*fingerprint(OTHER))
+
+
+def test_another_file_is_refused_by_name(tmp_path: Path):
+    path = tmp_path / "x.npz"
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match=r"x\.npz: no file of signatures"):
+        read_signatures(path)
