@@ -6,15 +6,18 @@ every random choice is seeded by the function's key, and nothing depends on the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,34 +108,32 @@ def build(
     ready = read_manifest(out)
     if ready is not None and ready["key"] == key and _intact(out, ready):
         return ready
-    with multiprocessing.get_context("forkserver").Pool(processes, _start_worker, (sandbox,)) as workers:
+    with _workers(processes, sandbox) as workers:
         functions = _mine(workers, inventory, progress)
         functions = _distinct(functions, read_signatures(exclude) if exclude else Signatures())
         made = Made()
         candidates = [(split_of(f), f, inventory.licences[f.distribution]) for f in functions if f.executable]
         chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
-        for done, part in enumerate(workers.imap(_make, chunks), 1):
+        for done, part in enumerate(workers.map(_make, chunks), 1):
             made.problems += part.problems
             made.recorded += part.recorded
             progress("recording behaviour, breaking functions", done, len(chunks))
-        workers.close()
-        workers.join()
     return _write(out, key, inventory, functions, made)
 
 
-def _mine(workers: Any, inventory: Inventory, progress: Progress) -> list[Function]:
+def _mine(workers: Executor, inventory: Inventory, progress: Progress) -> list[Function]:
     """Every function once by its text, with fingerprint, in the order of the inventory."""
     found: dict[str, Function] = {}
     files = inventory.files
-    for done, functions in enumerate(workers.imap(_functions, files, chunksize=32)):
+    for done, functions in enumerate(workers.map(_functions, files, chunksize=32)):
         for function in functions:
             found.setdefault(function.source, function)
         if done % 64 == 0 or done + 1 == len(files):
             progress("reading installed code", done + 1, len(files))
     result = []
-    for done, function in enumerate(workers.imap(mine.with_fingerprint, found.values(), chunksize=64)):
-        if function is not None:
-            result.append(function)
+    for done, marked in enumerate(workers.map(mine.with_fingerprint, list(found.values()), chunksize=64)):
+        if marked is not None:
+            result.append(marked)
         if done % 256 == 0 or done + 1 == len(found):
             progress("fingerprints", done + 1, len(found))
     return result
@@ -163,11 +164,23 @@ def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Funct
     return kept
 
 
+@contextlib.contextmanager
+def _workers(processes: int, sandbox: str) -> Iterator[Executor]:
+    """A worker that dies ends the whole (BrokenProcessPool); Ctrl-C waits for the chunks in hand only."""
+    context = multiprocessing.get_context("forkserver")
+    executor = ProcessPoolExecutor(processes, context, _start_worker, (sandbox,))
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
 _sandbox: FunctionPool | None = None
 
 
 def _start_worker(sandbox: str) -> None:
     global _sandbox
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
     os.nice(5)  # the machine stays usable
     _sandbox = connect(sandbox, 1)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import shared
 from services.curator import build, gate
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems.importing import import_jsonl
@@ -28,8 +29,15 @@ def mutate(
     sandbox: Annotated[str, typer.Option(help="bubblewrap, or process for code that you trust.")] = "bubblewrap",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Processes that work at a time.")] = 2,
     exclude_signatures: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Functions that a base policy was trained on.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Functions that the base policy was trained on; they leave rl, dev and held_out. Default: those that "
+            "ship with the base policy.",
+        ),
     ] = None,
+    include_seen: Annotated[bool, typer.Option(help="Keep functions that the base policy was trained on.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Read so many files only; 0: all.")] = 0,
 ) -> None:
     """Repair problems from the standard library and the installed distributions, with hidden tests of their own."""
@@ -45,13 +53,23 @@ def mutate(
                 bars.update(tasks[stage], completed=done, total=of)
 
             manifest = build.build(
-                out, sandbox=sandbox, processes=processes, exclude=exclude_signatures, limit=limit, progress=progress
+                out,
+                sandbox=sandbox,
+                processes=processes,
+                exclude=None if include_seen else exclude_signatures or _shipped_signatures(),
+                limit=limit,
+                progress=progress,
             )
-    except SandboxUnavailable as error:
-        console.print(f"tasks mutate: no sandbox: {error}", markup=False)
+    except (SandboxUnavailable, ValueError) as error:
+        console.print(f"tasks mutate: {error}", markup=False)
         raise typer.Exit(2) from None
     console.print(_summary(manifest))
     console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False)
+
+
+def _shipped_signatures() -> Path | None:
+    path = Path(shared.__file__).resolve().parent.parent / "etude" / "data" / "base" / "signatures.npz"
+    return path if path.is_file() else None
 
 
 @app.command("import")

@@ -105,7 +105,7 @@ def generate(spec: Spec, rng: random.Random, pool: Pool, depth: int = 0) -> Any:
 def infer(value: Any) -> Spec:
     """The spec of an example's value."""
     if isinstance(value, list | set | frozenset):
-        inner = infer(next(iter(value))) if value else "int"
+        inner = infer(min(value, key=repr)) if value else "int"  # sets have an order of their own in every process
         return ("set" if isinstance(value, set | frozenset) else "list", inner)
     if isinstance(value, tuple):
         return ("tuple", *(infer(item) for item in value))
