@@ -49,7 +49,7 @@ class Channel(original.Channel):
 
         return engine
 
-    def _get(self, queue: str) -> Any:
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
         engine, _ = self._open()
         with engine.connect() as connection:
             row = connection.execute(_LOOK, {"queue": queue}).first()

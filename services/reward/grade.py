@@ -10,11 +10,12 @@ import structlog
 from services.reward import grading
 from services.reward.behaviour import Finding, findings
 from services.reward.jobs import Answer, Graded, Item, Job
-from services.reward.packs import PackError, Packs
+from services.reward.packs import Packs
 from shared.contracts.messages import Verdict
 from shared.contracts.trajectory import unpack
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems import Hidden, Problem
+from shared.problems.pack import PackError
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.sandbox.pool import FunctionPool
 

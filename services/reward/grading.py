@@ -8,6 +8,10 @@ from shared.contracts.messages import Verdict
 from shared.problems import Case, Hidden, Problem, values
 from shared.sandbox import CallResult, FunctionRun, Limits
 
+# Wall clock over processor time: a busy machine must not turn a right answer into a wrong one. What loops is ended by its
+# processor time; only what sleeps gets to wait so long.
+PATIENCE = 5.0
+
 
 class Ungradable(Exception):
     """Not the agent's doing: this grader cannot grade such a problem."""
@@ -39,7 +43,9 @@ def run_of(problem: Problem, hidden: Hidden, files: Mapping[str, str]) -> Functi
         source=files[path],
         entry=name,
         args=tuple(case.args for case in cases(problem, hidden)),
-        limits=Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb),
+        limits=Limits(
+            time_s=PATIENCE * problem.limits.time_s, cpu_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb
+        ),
         forbidden_imports=(origin[1],) if len(origin) == 3 and origin[1] else (),
         stop_at_error=True,
     )

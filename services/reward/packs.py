@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
-
-import msgspec
-import zstandard
+from typing import Any
 
 from shared.contracts.run import Ref
 from shared.objects import Objects
 from shared.problems import Hidden, Problem
+from shared.problems.pack import Lines, PackError
 
-REMEMBERED = 4  # parts of packs: a run's and its evaluation's
-
-Entry = TypeVar("Entry", Problem, Hidden)
-
-
-class PackError(ValueError):
-    """The pack cannot be used for this attempt; the text says why."""
+REMEMBERED = 4  # packs: a run's and its evaluation's; each some megabytes
 
 
 class Packs:
@@ -26,32 +18,25 @@ class Packs:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._problems: OrderedDict[str, dict[str, Problem]] = OrderedDict()
-        self._hidden: OrderedDict[str, dict[str, Hidden]] = OrderedDict()
+        self._problems: OrderedDict[str, Lines[Problem]] = OrderedDict()
+        self._hidden: OrderedDict[str, Lines[Hidden]] = OrderedDict()
 
     def problem(self, pack: Ref, pack_hidden: Ref, problem: str) -> tuple[Problem, Hidden]:
         """Raises ObjectMissing, ObjectDamaged, PackError."""
-        return (
-            self._find(self._problems, pack, Problem, problem),
-            self._find(self._hidden, pack_hidden, Hidden, problem),
-        )
+        if pack.checksum not in self._problems:
+            self._problems[pack.checksum] = Lines(self._objects.get(pack), Problem)
+        if pack_hidden.checksum not in self._hidden:
+            self._hidden[pack_hidden.checksum] = Lines(self._objects.get(pack_hidden), Hidden)
+        public, hidden = self._problems[pack.checksum], self._hidden[pack_hidden.checksum]
+        _touch(self._problems, pack)
+        _touch(self._hidden, pack_hidden)
+        for part, ref in ((public, pack), (hidden, pack_hidden)):
+            if problem not in part:
+                raise PackError(f"pack {ref.key} has no problem {problem!r}")
+        return public[problem], hidden[problem]
 
-    def _find(self, known: OrderedDict[str, dict[str, Entry]], ref: Ref, kind: type[Entry], problem: str) -> Entry:
-        if ref.checksum not in known:
-            known[ref.checksum] = self._read(ref, kind)
-            if len(known) > REMEMBERED:
-                known.popitem(last=False)
-        known.move_to_end(ref.checksum)
-        try:
-            return known[ref.checksum][problem]
-        except KeyError:
-            raise PackError(f"pack {ref.key} has no problem {problem!r}") from None
 
-    def _read(self, ref: Ref, kind: type[Entry]) -> dict[str, Entry]:
-        data = self._objects.get(ref)
-        try:
-            lines = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-            entries: list[Entry] = msgspec.json.Decoder(kind).decode_lines(lines)
-        except (zstandard.ZstdError, msgspec.DecodeError) as error:
-            raise PackError(f"pack {ref.key}: {error}") from None
-        return {entry.id: entry for entry in entries}
+def _touch(parts: OrderedDict[str, Any], used: Ref) -> None:
+    parts.move_to_end(used.checksum)
+    while len(parts) > REMEMBERED:
+        parts.popitem(last=False)

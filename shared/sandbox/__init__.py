@@ -22,7 +22,8 @@ class SandboxUnavailable(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Limits:
     time_s: float = 2.0  # wall clock for all calls of one run
-    call_s: float = 0.1  # for one call
+    cpu_s: float = 0.0  # processor time of one run, in whole seconds rounded up; 0: as time_s
+    call_s: float = 0.1  # processor time for one call
     memory_mb: int = 512
     processes: int = 16
     output_bytes: int = 1 << 20

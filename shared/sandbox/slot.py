@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -115,7 +116,10 @@ class Slot:
             "hide": hide,
             "stop_at_error": run.stop_at_error,
         }
-        order = ORDER.pack(limits.time_s, limits.memory_mb << 20, limits.processes, limits.output_bytes, bool(hide))
+        cpu_s = max(1, math.ceil(limits.cpu_s or limits.time_s))
+        order = ORDER.pack(
+            limits.time_s, cpu_s, limits.memory_mb << 20, limits.processes, limits.output_bytes, bool(hide)
+        )
         # Files without a name: the nursery never sees what is in them, a full one blocks nobody, and both end with the run.
         with (
             open(os.memfd_create("request"), "wb") as request_file,

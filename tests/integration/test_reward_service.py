@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import zstandard
 
 from services.reward.config import GraderSettings, RewardSettings
 from services.reward.grade import Grader
@@ -41,6 +40,7 @@ from shared.contracts.run import Purpose, Ref, RewardConfig, RunConfig
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack
 from shared.objects import connect as connect_objects
 from shared.problems import Case, Hidden, Limits, Problem
+from shared.problems.pack import write
 from shared.problems.values import encode
 from shared.sandbox import connect as connect_sandbox
 from shared.telemetry import Health
@@ -86,8 +86,7 @@ class Platform:
         self.outcomes: dict[str, list[RolloutScored | RolloutFailed]] = {}
 
     def lines(self, key: str, *entries: msgspec.Struct) -> Ref:
-        data = b"".join(msgspec.json.encode(e) + b"\n" for e in entries)
-        return self.objects.put(f"{key}.jsonl.zst", zstandard.ZstdCompressor().compress(data))
+        return self.objects.put(f"{key}.jsonl.zst", write(entries))
 
     async def announce(self) -> None:
         ref = self.objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(self.config))
@@ -136,11 +135,11 @@ class Platform:
             self.outcomes.setdefault(delivery.message.key.attempt, []).append(delivery.message)
             delivery.done()
 
-    async def outcome(self, name: str, seconds: float = 60.0) -> RolloutScored | RolloutFailed:
+    async def outcome(self, name: str, seconds: float = 240.0) -> RolloutScored | RolloutFailed:
         await self.until(lambda: name in self.outcomes, seconds)
         return self.outcomes[name][0]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 what other processes do sets no event
                 await asyncio.sleep(0.02)

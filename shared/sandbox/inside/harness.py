@@ -58,15 +58,17 @@ def forbid(names: Sequence[str]) -> dict[str, types.ModuleType]:
         return _given
     tops = frozenset(name.partition(".")[0] for name in names)
     sys.meta_path.insert(0, _OriginBlocker(tops))
-    gone = {id(module) for name, module in list(sys.modules.items()) if belongs(name, tops)}
-    if gone:
-        for name in [name for name in sys.modules if belongs(name, tops)]:
-            del sys.modules[name]
-        own = (__name__, values.__name__)
+    found = [name for name in sys.modules if belongs(name, tops)]
+    if found:
+        gone = {id(sys.modules.pop(name)) for name in found}
+        # By the names that a module is usually bound to; looking at every value would copy every page of the interpreter.
+        usual = {alias for name in found for alias in (name.rpartition(".")[2], f"_{name}")}
         for owner in list(sys.modules.values()):
-            if owner is not None and owner.__name__ not in own:
-                for name in [name for name, value in vars(owner).items() if id(value) in gone]:
-                    delattr(owner, name)
+            if owner is not None and owner.__name__ not in (__name__, values.__name__):
+                scope = vars(owner)
+                for alias in usual:
+                    if id(scope.get(alias)) in gone:
+                        del scope[alias]
     return {name: module for name, module in _given.items() if not belongs(name, tops)}
 
 

@@ -26,9 +26,9 @@ import sys
 
 from shared.sandbox.inside import confine, harness
 
-# deadline s, memory bytes, processes, output bytes, hides files (needs a mount namespace)
-ORDER = struct.Struct("<dQIQ?")
-# exit status as waitpid gives it, hit the deadline, processor seconds
+# deadline s, processor s, memory bytes, processes, output bytes, hides files (needs a mount namespace)
+ORDER = struct.Struct("<dIQIQ?")
+# exit status as waitpid gives it, hit the deadline or the processor limit, processor seconds
 REPLY = struct.Struct("<i?d")
 UID = 1000  # inside the user namespace
 _BROKEN = 125  # the child could not confine itself: never the candidate's doing
@@ -44,19 +44,19 @@ def _receive(control: _socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _child(
-    order: tuple[float, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool
+    order: tuple[float, int, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool
 ) -> None:
     """Never returns."""
     try:
         os.close(control_fd)
         os.dup2(1, 2)  # to /dev/null; standard error is the nursery's log
         os.setsid()
-        deadline_s, memory, processes, output, _ = order
+        _, cpu_s, memory, processes, output, _ = order
         with open(request_fd, "rb") as file:
             request = json.loads(file.read())
         if isolated:
             confine.hide(request["hide"])
-        confine.limit(memory=memory, processes=processes, output=output, cpu_s=int(deadline_s) + 2)
+        confine.limit(memory=memory, processes=processes, output=output, cpu_s=cpu_s)
         if isolated:
             confine.give_up_privileges()
     except BaseException as error:
@@ -68,7 +68,7 @@ def _child(
         os._exit(0)
 
 
-def _watch(pid: int, deadline_s: float, control: _socket.socket, isolated: bool) -> bytes:
+def _watch(pid: int, deadline_s: float, cpu_s: int, control: _socket.socket, isolated: bool) -> bytes:
     """Waits for the child, kills it at the deadline, reaps it: then nothing of the run is alive."""
     handle = os.pidfd_open(pid)
     poll = select.poll()
@@ -85,7 +85,9 @@ def _watch(pid: int, deadline_s: float, control: _socket.socket, isolated: bool)
             os.killpg(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     os.close(handle)
-    return REPLY.pack(status, late, usage.ru_utime + usage.ru_stime)
+    used = usage.ru_utime + usage.ru_stime
+    late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and used > cpu_s - 0.1)
+    return REPLY.pack(status, late, used)
 
 
 def main() -> None:
@@ -106,13 +108,13 @@ def main() -> None:
         if not data:
             return
         order = ORDER.unpack(data)
-        flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[4] else 0)) if isolated else 0
+        flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[5] else 0)) if isolated else 0
         pid = confine.fork_into_namespaces(flags) if isolated else os.fork()
         if pid == 0:
             _child(order, fds[0], fds[1], control.fileno(), isolated)
         for fd in fds:
             os.close(fd)
-        control.send(_watch(pid, order[0], control, isolated))
+        control.send(_watch(pid, order[0], order[1], control, isolated))
 
 
 if __name__ == "__main__":
