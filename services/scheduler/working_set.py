@@ -310,7 +310,12 @@ class WorkingSet:
         survivors = [a for a in group.attempts if a.state in (AttemptState.scored, AttemptState.grouped)]
         return [
             GroupMember(
-                attempt=a.id, epoch=a.epoch, trajectory=a.trajectory, reward=a.reward, oldest_version=a.standing, solved=a.solved
+                attempt=a.id,
+                epoch=a.epoch,
+                trajectory=a.trajectory,
+                reward=a.reward,
+                oldest_version=a.standing,
+                solved=a.solved,
             )
             for a in sorted(survivors, key=lambda a: a.place)
             if a.trajectory is not None and a.reward is not None
