@@ -70,7 +70,7 @@ def demo(
     report: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path("report.json"),
     state: State = Path(".etude"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,
-    eval_problems: Annotated[int, typer.Option(help="Held-out problems in the report; 0: all.", min=0)] = 0,
+    eval_problems: Annotated[int, typer.Option(help="Held-out problems in the report; 0: all.", min=0)] = 400,
     eval_samples: Annotated[int, typer.Option(help="Attempts per held-out problem.", min=1)] = 8,
     control: Annotated[
         Literal["none", "sft"], typer.Option(help="sft: spend the same minutes on more supervised fine-tuning instead.")

@@ -72,7 +72,8 @@ async def measure(
             async with Conductor(bus, objects, run) as conductor:
                 await conductor.control("start", config=store_config(objects, config))
                 await conductor.served(0)
-                total = (samples + 1) * (limit or count_problems(pack, split))
+                there = count_problems(pack, split)
+                total = (samples + 1) * min(limit or there, there)
                 async with watching(console, conductor.progress, title, total, "evaluation"):
                     report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
             await bus.close()

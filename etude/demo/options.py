@@ -14,7 +14,7 @@ class DemoOptions:
     report: Path = Path("report.json")
     state: Path = Path(".etude")
     resume: bool = False
-    eval_problems: int = 0  # 0: all held-out problems
+    eval_problems: int = 400  # 0: all held-out problems
     eval_samples: int = 8
     control: str = "none"
     staleness: int = 2

@@ -193,9 +193,8 @@ class _Demo:
         from etude.evaluate import count_objects
 
         assert config.eval_pack
-        total = (self.options.eval_samples + 1) * (
-            self.options.eval_problems or await asyncio.to_thread(count_objects, conductor.objects, config.eval_pack)
-        )
+        there = await asyncio.to_thread(count_objects, conductor.objects, config.eval_pack)
+        total = (self.options.eval_samples + 1) * min(self.options.eval_problems or there, there)
         supervisor.start(
             [
                 ServiceSpec(
