@@ -30,7 +30,7 @@ from services.curator.mine import Function, Inventory, SourceFile
 from shared.problems import pack
 from shared.problems.schema import Hidden, Problem
 from shared.problems.signatures import Signatures, read_signatures
-from shared.sandbox import connect
+from shared.sandbox import FunctionRun, connect
 from shared.sandbox.pool import FunctionPool
 
 GENERATOR = 1  # raise it when the same code would give another pack
@@ -98,7 +98,8 @@ def build(
     progress: Progress = lambda stage, done, of: None,
 ) -> dict[str, Any]:
     """Writes the pack into `out`, whole or not at all, and returns its manifest. `limit`: at most so many files, for a
-    quick look. A pack already there and made from the same things is left as it is."""
+    quick look. A pack already there and made from the same things is left as it is. Raises SandboxUnavailable, and
+    ValueError for a sandbox or a file of signatures that is none."""
     inventory = mine.inventory()
     if limit:
         inventory.files.sort(key=lambda file: mine.share(f"limit {file.distribution}:{file.module}"))
@@ -108,6 +109,7 @@ def build(
     ready = read_manifest(out)
     if ready is not None and ready["key"] == key and _intact(out, ready):
         return ready
+    _try_sandbox(sandbox)
     with _workers(processes, sandbox) as workers:
         functions = _mine(workers, inventory, progress)
         functions = _distinct(functions, read_signatures(exclude) if exclude else Signatures())
@@ -162,6 +164,15 @@ def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Funct
             seen.add(function.key)
             kept.append(function)
     return kept
+
+
+def _try_sandbox(kind: str) -> None:
+    """Raises ValueError or SandboxUnavailable now rather than after a minute of reading."""
+    functions = connect(kind, 1)
+    try:
+        functions.run_sync([FunctionRun(source="def f():\n    return 1", entry="f", args=("[]",))])
+    finally:
+        functions.close_sync()
 
 
 @contextlib.contextmanager
