@@ -61,10 +61,10 @@ def mutate(
                 progress=progress,
             )
     except (SandboxUnavailable, ValueError) as error:
-        console.print(f"tasks mutate: {error}", markup=False)
+        console.print(f"tasks mutate: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     console.print(_summary(manifest))
-    console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False)
+    console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False, soft_wrap=True)
 
 
 def _shipped_signatures() -> Path | None:
@@ -85,15 +85,15 @@ def import_(
     try:
         outcomes = asyncio.run(_gate(import_jsonl(file), sandbox))
     except (ProblemError, SandboxUnavailable) as error:
-        console.print(f"tasks import: {error}", markup=False)
+        console.print(f"tasks import: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     passed = [outcome for outcome in outcomes if not outcome.reason]
     for outcome in outcomes:
         if outcome.reason:
-            console.print(f"refused {outcome.problem.id}: {outcome.reason}", markup=False)
+            console.print(f"refused {outcome.problem.id}: {outcome.reason}", markup=False, soft_wrap=True)
     if passed:
         build.write_own(out, split, [(outcome.problem, outcome.hidden) for outcome in passed])
-    console.print(f"{out}: {len(passed)} of {len(outcomes)} problems", markup=False)
+    console.print(f"{out}: {len(passed)} of {len(outcomes)} problems", markup=False, soft_wrap=True)
     raise typer.Exit(0 if passed else 1)
 
 
@@ -120,10 +120,10 @@ def show(
         hidden = Lines((pack / f"{split}.hidden.jsonl.zst").read_bytes(), Hidden)
         print(export_line(public[problem], hidden[problem]))
     except (OSError, PackError) as error:
-        console.print(f"tasks show: {error}", markup=False)
+        console.print(f"tasks show: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyError:
-        console.print(f"tasks show: no problem {problem!r} in split {split!r} of {pack}", markup=False)
+        console.print(f"tasks show: no problem {problem!r} in split {split!r} of {pack}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
 
