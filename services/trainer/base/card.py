@@ -35,11 +35,10 @@ begins. It knows nothing but repairing short functions: no chat, no English, no 
 
 {table}
 
-`exact`: dev traces whose action tokens are all the likeliest ones, teacher-forced (mtp: agreement of the MTP layer with
-the main head). Curves: `losses.png`.
+`exact`: dev samples whose action tokens are all the likeliest ones, teacher-forced (mtp: agreement of the MTP layer with
+the main head; its loss is the soft cross-entropy against it). Curves: `losses.png`.
 
-{probe}
-## Leak report
+{probe}{remarks}## Leak report
 
 {streams} functions are in the training streams. Of the other splits' functions, in the streams exactly (alpha-renamed
 syntax tree) or nearly (MinHash, estimated similarity of 4-grams at least 0.6):
@@ -66,7 +65,7 @@ def write_card(
             for name, x in last.items()
         ),
     ]
-    probe = out / "probe.json"
+    probe, remarks = work / "probe.json", work / "remarks.md"  # written by hand or by `probe --json`, both optional
     splits = [
         "| split | functions | exact | near |",
         "|---|---|---|---|",
@@ -95,6 +94,7 @@ def write_card(
         processes=processes,
         table="\n".join(rows),
         probe=_probe(json.loads(probe.read_text())) if probe.is_file() else "",
+        remarks=f"## Remarks\n\n{remarks.read_text().strip()}\n\n" if remarks.is_file() else "",
         streams=leaks.streams,
         leaks="\n".join(splits),
     )

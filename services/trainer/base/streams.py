@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import xxhash
 from rich.progress import Progress
 
 from services.trainer.base import pack as packs
@@ -58,7 +59,8 @@ def make(
 ) -> None:
     """Fills `directory` unless it is up to date already. `tokenizer`: an existing one; else one is trained."""
     names = (packs.PRETRAIN, *(f"{s}.{part}.jsonl.zst" for s in ("train", "dev") for part in ("public", "hidden")))
-    key = f"{VERSION}-{seed}-{draws}-{tokenizer and tokenizer.read_bytes()[-1024:].hex()}-{packs.digest(pack, names)}"
+    given = xxhash.xxh3_64_hexdigest(tokenizer.read_bytes()) if tokenizer else ""
+    key = f"{VERSION}-{seed}-{draws}-{given}-{packs.digest(pack, names)}"
     done = directory / "complete.json"
     if done.is_file() and json.loads(done.read_text()).get("key") == key:
         return
