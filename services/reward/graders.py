@@ -2,8 +2,9 @@
 
 Invariants:
 - An attempt ends with a verdict or with GradingFailed, whatever becomes of single jobs; answers that come late still count.
-- Silence is no failure of an attempt while all graders are silent: it is asked for again and again. Only an attempt whose
-  jobs stay unanswered while others are being answered (it seems to kill its grader) is given up.
+- Silence is no failure of an attempt while all graders are silent: it is asked for again and again, in ever smaller jobs,
+  ever more patiently. Only an attempt whose own jobs, alone, stay unanswered while others are answered (it seems to kill
+  its grader) is given up.
 - Reported failures of infrastructure are counted; after `tries` the attempt is given up.
 """
 
@@ -16,7 +17,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -28,7 +29,8 @@ from shared.telemetry import Health
 
 LOOK_S = 0.05  # between looks for an answer, while any is outstanding
 FIRST_DELAY_S, LAST_DELAY_S = 1.0, 15.0  # after a reported failure; doubles
-MAX_SILENT = 4  # unanswered jobs of one attempt, alone in its job after the first
+MAX_SILENT = 3  # unanswered jobs of one attempt alone
+MOST_PATIENCES = 8  # between two jobs for the same attempts while no grader answers; doubles up to here
 FORGET_AFTER = 20  # patiences; then an unanswered job is not looked for any more
 
 log = structlog.get_logger()
@@ -71,12 +73,21 @@ class _Pending:
     silent: int = 0
 
 
+class _Chunk(NamedTuple):
+    """Attempts that wait to be sent. `whole`: as a job of their own, with no others."""
+
+    pending: list[_Pending]
+    whole: bool = False
+    patiences: int = 1
+
+
 @dataclass(slots=True, eq=False)
 class _Sent:
     key: str
     pending: list[_Pending]
-    at: float
+    patiences: int
     answers_before: int
+    at: float = 0.0
     given_again: bool = False
 
 
@@ -91,7 +102,7 @@ class Graders:
     linger_s: float
     patience_s: float
     tries: int
-    _waiting: asyncio.Queue[_Pending] = field(default_factory=asyncio.Queue)
+    _waiting: asyncio.Queue[_Chunk] = field(default_factory=asyncio.Queue)
     _sent: list[_Sent] = field(default_factory=list)
     _any_sent: asyncio.Event = field(default_factory=asyncio.Event)
     _answers: int = 0
@@ -110,7 +121,7 @@ class Graders:
     async def grade(self, item: Item) -> Graded:
         """Raises GradingFailed."""
         pending = _Pending(item, asyncio.get_running_loop().create_future())
-        self._waiting.put_nowait(pending)
+        self._waiting.put_nowait(_Chunk([pending]))
         return await pending.future
 
     @property
@@ -125,26 +136,32 @@ class Graders:
 
     async def _send_batches(self) -> None:
         while True:
-            batch = [await self._waiting.get()]
-            deadline = time.monotonic() + self.linger_s
-            while len(batch) < self.batch and not batch[0].silent:
-                try:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                        following = await self._waiting.get()
-                except TimeoutError:
-                    break
-                if following.silent:  # a suspect grades alone, so that it takes nobody along
-                    await self._send([following])
-                else:
-                    batch.append(following)
-            await self._send(batch)
+            chunk = await self._waiting.get()
+            if not chunk.whole:
+                chunk = await self._gather(chunk.pending)
+            await self._send(chunk)
 
-    async def _send(self, pending: list[_Pending]) -> None:
-        sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", pending, time.monotonic(), self._answers)
+    async def _gather(self, batch: list[_Pending]) -> _Chunk:
+        """More of the same until the batch is full or has waited long enough."""
+        deadline = time.monotonic() + self.linger_s
+        while len(batch) < self.batch:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    following = await self._waiting.get()
+            except TimeoutError:
+                break
+            if following.whole:
+                await self._send(following)
+            else:
+                batch += following.pending
+        return _Chunk(batch)
+
+    async def _send(self, chunk: _Chunk) -> None:
+        sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", chunk.pending, chunk.patiences, self._answers)
         delay = 0.1
         while True:
             try:
-                await self.jobs.send(Job(answer_key=sent.key, items=[p.item for p in pending]))
+                await self.jobs.send(Job(answer_key=sent.key, items=[p.item for p in chunk.pending]))
                 break
             except Exception as error:  # whatever the broker's client raises: the queue is away
                 log.warning("jobs_unavailable", error=f"{type(error).__name__}: {error}")
@@ -176,7 +193,7 @@ class Graders:
                 if (answer := answers.get(sent.key)) is not None:
                     self._sent.remove(sent)
                     self._settle(sent, answer)
-                elif not sent.given_again and now - sent.at > self.patience_s:
+                elif not sent.given_again and now - sent.at > sent.patiences * self.patience_s:
                     self._give_again(sent)
                 elif now - sent.at > FORGET_AFTER * self.patience_s:
                     self._sent.remove(sent)
@@ -206,26 +223,25 @@ class Graders:
                 continue
             delay = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** (pending.failures - 1))
             log.warning("grading_failed", attempt=pending.item.key.attempt, reason=result, again_in_s=delay)
-            asyncio.get_running_loop().call_later(delay, self._again, pending)
+            asyncio.get_running_loop().call_later(delay, self._waiting.put_nowait, _Chunk([pending]))
 
     def _give_again(self, sent: _Sent) -> None:
         sent.given_again = True
         others_answered = self._answers > sent.answers_before
         if not others_answered:
             self.health.wait_on("graders")
-        log.warning("grading_overdue", attempts=len(sent.pending), others_answered=others_answered)
-        for pending in sent.pending:
-            if pending.future.done():
-                continue
-            pending.silent += others_answered
-            if pending.silent >= MAX_SILENT:
+        pending = [p for p in sent.pending if not p.future.done()]
+        log.warning("grading_overdue", attempts=len(pending), others_answered=others_answered)
+        if len(pending) == 1:
+            pending[0].silent += others_answered
+            if pending[0].silent >= MAX_SILENT:
                 reason = (
-                    f"{pending.silent} grading jobs went unanswered while others were answered: does it kill graders?"
+                    f"{MAX_SILENT} jobs for it alone went unanswered while others were answered: does it kill graders?"
                 )
-                pending.future.set_exception(GradingFailed(reason))
-            else:
-                self._again(pending)
-
-    def _again(self, pending: _Pending) -> None:
-        if not pending.future.done():
-            self._waiting.put_nowait(pending)
+                pending[0].future.set_exception(GradingFailed(reason))
+                return
+        half = (len(pending) + 1) // 2
+        patiences = 1 if others_answered else min(MOST_PATIENCES, 2 * sent.patiences)
+        for part in (pending[:half], pending[half:]):
+            if part:
+                self._waiting.put_nowait(_Chunk(part, whole=True, patiences=patiences))

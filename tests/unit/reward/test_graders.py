@@ -1,0 +1,114 @@
+"""Batches, patience and second chances, with graders that answer, fail or fall silent as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.reward.config import RewardSettings
+from services.reward.graders import MAX_SILENT, Graders, GradingFailed
+from services.reward.jobs import Answer, Graded, Item, Job
+from shared.contracts.messages import AttemptKey, Verdict
+from shared.contracts.run import Ref
+from shared.objects import Objects, connect
+from shared.telemetry import Health
+
+REF = Ref(key="k", size=1, checksum="0" * 32)
+SOLVED = Graded(verdict=Verdict(solved=True, passed=1, total=1))
+
+
+def item(name: str) -> Item:
+    key = AttemptKey(attempt=name, epoch=0, group="g", problem="p")
+    return Item(run="r", key=key, trajectory=REF, pack=REF, pack_hidden=REF)
+
+
+class Answering:
+    """Graders that do what `decide` says per attempt: a verdict, a reason, or None: they die over the whole job."""
+
+    def __init__(self, objects: Objects, decide: Callable[[str], Graded | str | None]) -> None:
+        self.objects, self.decide = objects, decide
+        self.jobs: list[list[str]] = []
+
+    async def send(self, job: Job) -> None:
+        names = [item.key.attempt for item in job.items]
+        self.jobs.append(names)
+        results = [self.decide(name) for name in names]
+        if None not in results:
+            answer = Answer(results=[r for r in results if r is not None])
+            self.objects.put(job.answer_key, msgspec.json.encode(answer))
+
+    async def close(self) -> None: ...
+
+
+def play(
+    tmp_path: Path, decide: Callable[[str], Graded | str | None], names: list[str]
+) -> tuple[dict[str, Graded | BaseException], list[list[str]]]:
+    """(what became of each attempt, the jobs in the order in which they were sent)"""
+
+    async def scenario() -> tuple[dict[str, Graded | BaseException], list[list[str]]]:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        jobs = Answering(objects, decide)
+        health = Health("reward", settings)
+        async with Graders(jobs, objects, health, batch=4, linger_s=0.02, patience_s=0.2, tries=2) as graders:
+            outcomes = await asyncio.gather(*(graders.grade(item(name)) for name in names), return_exceptions=True)
+        assert list(objects.list("grading/")) == []
+        return dict(zip(names, outcomes, strict=True)), jobs.jobs
+
+    return asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_attempts_travel_in_batches(tmp_path: Path) -> None:
+    outcomes, jobs = play(tmp_path, lambda _: SOLVED, [f"a{i}" for i in range(10)])
+    assert list(outcomes.values()) == [SOLVED] * 10
+    assert [len(job) for job in jobs] == [4, 4, 2]
+
+
+def test_a_reported_failure_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def decide(name: str) -> Graded | str:
+        seen.append(name)
+        return SOLVED if name == "fine" or (name == "lucky" and seen.count(name) == 2) else "ObjectMissing: k"
+
+    outcomes, _ = play(tmp_path, decide, ["fine", "lucky", "lost"])
+    assert (outcomes["fine"], outcomes["lucky"]) == (SOLVED, SOLVED)
+    assert isinstance(outcomes["lost"], GradingFailed)
+    assert "ObjectMissing" in str(outcomes["lost"])
+    assert seen.count("lost") == 2
+
+
+def test_silence_of_all_graders_fails_nobody(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def decide(name: str) -> Graded | None:
+        asked.append(name)
+        return SOLVED if len(asked) > MAX_SILENT else None
+
+    outcomes, _ = play(tmp_path, decide, ["patient"])
+    assert outcomes == {"patient": SOLVED}
+
+
+def test_an_attempt_that_kills_its_graders_is_found_out_and_takes_nobody_along(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        jobs = Answering(objects, lambda name: None if name == "poison" else SOLVED)
+        health = Health("reward", settings)
+        async with Graders(jobs, objects, health, batch=4, linger_s=0.02, patience_s=0.2, tries=2) as graders:
+            poison = asyncio.create_task(graders.grade(item("poison")))
+            victim = asyncio.create_task(graders.grade(item("victim")))
+            number = 0
+            while not poison.done():  # the others' work goes on
+                assert await graders.grade(item(f"a{(number := number + 1)}")) == SOLVED
+            assert await victim == SOLVED
+            with pytest.raises(GradingFailed, match="does it kill graders"):
+                await poison
+        assert {"poison", "victim"} <= set(jobs.jobs[0])
+        assert [job for job in jobs.jobs if "poison" in job][-MAX_SILENT:] == [["poison"]] * MAX_SILENT
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
