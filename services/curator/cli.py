@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,9 @@ from shared.problems.importing import import_jsonl
 from shared.problems.pack import Lines, PackError, export_line
 from shared.sandbox import SandboxUnavailable, connect
 
-app = typer.Typer(no_args_is_help=True, help="Make problems from installed code, and look at them.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
+)
 console = Console(stderr=True)
 
 
@@ -60,7 +63,12 @@ def mutate(
                 limit=limit,
                 progress=progress,
             )
-    except (SandboxUnavailable, ValueError) as error:
+    except BrokenProcessPool:
+        console.print(
+            "tasks mutate: a worker process was killed, probably for memory: try --processes 1", soft_wrap=True
+        )
+        raise typer.Exit(2) from None
+    except (SandboxUnavailable, ValueError, OSError) as error:
         console.print(f"tasks mutate: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     console.print(_summary(manifest))
