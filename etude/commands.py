@@ -67,6 +67,7 @@ def demo(
     problems: Annotated[
         Path | None, typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).")
     ] = None,
+    pack: Annotated[Path | None, typer.Option(help="A pack made before (etude tasks mutate --out DIR).")] = None,
     report: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path("report.json"),
     state: State = Path(".etude"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,
@@ -92,6 +93,7 @@ def demo(
                 seed=seed,
                 minutes=minutes,
                 problems=problems,
+                pack=pack,
                 report=report,
                 state=state,
                 resume=resume,

@@ -19,7 +19,7 @@ async def run_control(options: DemoOptions, console: Console) -> int:
     """Writes report.json with the same keys, `"control": "sft"`, and no ledger: nothing was requested."""
     from etude.evaluate import measure
 
-    pack = prepare.make_pack()
+    pack = options.pack or prepare.make_pack()
     out = options.state.resolve() / "control-sft"
     sizes = {"samples": options.eval_samples, "limit": options.eval_problems, "console": console}
     before = await measure(prepare.BASE, pack, "held_out", title="held-out, before", **sizes)

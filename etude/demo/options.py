@@ -10,7 +10,8 @@ from pathlib import Path
 class DemoOptions:
     seed: int = 1
     minutes: float = 10.0  # first request to last publication
-    problems: Path | None = None
+    problems: Path | None = None  # own problems instead of a pack
+    pack: Path | None = None  # made before, instead of the cached one
     report: Path = Path("report.json")
     state: Path = Path(".etude")
     resume: bool = False

@@ -75,7 +75,7 @@ class _Demo:
         except FileNotFoundError:
             raise DemoError(f"{self.state}: no demo to resume here; start one with `etude demo`") from None
         known = {**self.memory["options"]}
-        for field in ("problems", "report", "state"):
+        for field in ("problems", "pack", "report", "state"):
             known[field] = Path(known[field]) if known[field] else None
         self.options = DemoOptions(**{**known, "resume": True})
 
@@ -130,7 +130,7 @@ class _Demo:
         if options.problems:
             pack = prepare.own_pack(options.problems, self.state / "own-pack")
         else:
-            pack = prepare.make_pack()
+            pack = options.pack or prepare.make_pack()
         practice, held_out = prepare.upload_pack(objects, pack, "rl"), prepare.upload_pack(objects, pack, "held_out")
         config = prepare.configure(
             run, options, upload_directory(objects, f"runs/{run}/base", prepare.BASE), practice, held_out
