@@ -111,6 +111,10 @@ class Service:
     def _announced(self, ready: GroupReady) -> None:
         if self.training is None or self.training.run != ready.run or self.hand is None:
             self.early.setdefault(ready.run, OrderedDict())[ready.group] = ready
+        elif 0 <= ready.incarnation < self.training.mine.incarnation:
+            # Meant for a trainer before this one. What of it still holds is announced again for this incarnation;
+            # trained now, it could come ahead of older groups and break the bound on age.
+            metrics.REPEATED.labels(ready.run).inc()
         elif self.training.knows(ready.group) or ready.group in self.hand:
             metrics.REPEATED.labels(ready.run).inc()
         else:

@@ -68,7 +68,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_step: int = 16
     max_staleness: int = 2  # steps, per sample (the gate, design section "Age")
     hardness_sampling: bool = True  # False: uniform
-    lease_s: float = 20.0  # an attempt without heartbeat for so long is given to another worker
+    lease_s: float = 10.0  # five heartbeats; an attempt without heartbeat for so long is given to another worker
     max_steps: int = 0  # 0: no limit
     minutes: float = 0.0  # first request to last publication; 0: no limit
 
