@@ -20,7 +20,7 @@ from shared.sandbox.pool import FunctionPool
 FILE = "solution.py"
 MIN_FAILING = 3
 MIN_HIDDEN = 5
-TRIES = 2.5  # mutants tried per problem wanted
+TRIES = 3.0  # mutants tried per problem wanted
 # Errors that any reader of the traceback repairs at once; a problem that shows little else teaches little.
 _CRASHES = frozenset(["TypeError", "NameError", "AttributeError", "UnboundLocalError", "Unprintable"])
 MAX_CRASHING = 0.75

@@ -30,16 +30,14 @@ from services.curator.mine import Function, Inventory, SourceFile
 from shared.problems import pack
 from shared.problems.schema import Hidden, Problem
 from shared.problems.signatures import Signatures, read_signatures
+from shared.problems.splits import SPLITS, share
 from shared.sandbox import FunctionRun, connect
 from shared.sandbox.pool import FunctionPool
 
-GENERATOR = 1  # raise it when the same code would give another pack
+GENERATOR = 2  # raise it when the same code would give another pack
 FORMAT = "etude-pack-1"
-SPLITS = ("train", "rl", "dev", "held_out")
-# Of modules, by hash. Training streams and RL need many functions, the report needs 150 held-out ones.
-_SHARES = (("held_out", 0.14), ("dev", 0.06), ("rl", 0.35), ("train", 0.45))
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
-_PER_FUNCTION = {"train": 24, "rl": 16, "dev": 3, "held_out": 3}
+_PER_FUNCTION = {"train": 24, "rl": 20, "dev": 3, "held_out": 3}
 # Fewer distinct bugs than this in a whole function: it is too simple to teach or measure anything.
 _MIN_PER_FUNCTION = 3
 _CHUNK = 24  # functions that one process takes at a time
@@ -64,16 +62,6 @@ class Made:
 
     problems: list[tuple[str, Problem, Hidden]] = field(default_factory=list)  # with their split
     recorded: int = 0
-
-
-def split_of(file: SourceFile | Function) -> str:
-    """By a hash of (distribution, module): the same on every machine."""
-    place = mine.share(f"split {file.distribution}:{file.module}")
-    for name, size in _SHARES:
-        if place < size:
-            return name
-        place -= size
-    return "train"
 
 
 def cache_key(inventory: Inventory, exclude: Path | None) -> str:
@@ -102,7 +90,7 @@ def build(
     ValueError for a sandbox or a file of signatures that is none."""
     inventory = mine.inventory()
     if limit:
-        inventory.files.sort(key=lambda file: mine.share(f"limit {file.distribution}:{file.module}"))
+        inventory.files.sort(key=lambda file: share(f"limit {file.distribution}:{file.module}"))
         del inventory.files[limit:]
         inventory.files.sort(key=lambda file: (file.distribution, file.module))
     key = cache_key(inventory, exclude) + (f"-{limit}" if limit else "")
@@ -114,7 +102,7 @@ def build(
         functions = _mine(workers, inventory, progress)
         functions = _distinct(functions, read_signatures(exclude) if exclude else Signatures())
         made = Made()
-        candidates = [(split_of(f), f, inventory.licences[f.distribution]) for f in functions if f.executable]
+        candidates = [(f.split, f, inventory.licences[f.distribution]) for f in functions if f.executable]
         chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
         for done, part in enumerate(workers.map(_make, chunks), 1):
             made.problems += part.problems
@@ -142,7 +130,7 @@ def _mine(workers: Executor, inventory: Inventory, progress: Progress) -> list[F
 
 
 def _functions(file: SourceFile) -> list[Function]:
-    return mine.functions(file, texts=split_of(file) == "train")
+    return mine.functions(file, texts=file.split == "train")
 
 
 def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Function]:
@@ -153,7 +141,7 @@ def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Funct
     kept: list[Function] = []
     for split in ("held_out", "dev", "rl", "train"):
         for function in functions:
-            if split_of(function) != split or function.key in seen:
+            if function.split != split or function.key in seen:
                 continue
             if others.has_near(function.key, function.minima):
                 continue
@@ -224,7 +212,7 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
             licence=inventory.licences[f.distribution],
         )
         for f in functions
-        if split_of(f) == "train"
+        if f.split == "train"
     ]
     used = sorted({f.distribution for f in functions})
     facts = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import hashlib
 import importlib.metadata
 import re
 import sys
@@ -24,6 +23,7 @@ import msgspec
 from services.curator.lift import MAX_CHARS, MAX_LINE, MAX_LINES, Lifted, Refused, lift, plain
 from services.curator.module import Module
 from shared.problems.signatures import fingerprint
+from shared.problems.splits import share, split_of
 
 MAX_FILE_BYTES = 600_000  # larger ones are generated tables
 MAX_FILES = 800
@@ -43,6 +43,10 @@ class SourceFile:
     module: str
     licence: str
 
+    @property
+    def split(self) -> str:
+        return split_of(self.distribution, self.module)
+
 
 class Function(msgspec.Struct, kw_only=True):
     """A small function. `executable`: it stands alone, `source` is the whole file; else `source` is its text, for
@@ -60,6 +64,10 @@ class Function(msgspec.Struct, kw_only=True):
     required: int = 0
     hints: dict[str, str] = {}
     examples: list[str] = []  # Python literals, each a list of arguments
+
+    @property
+    def split(self) -> str:
+        return split_of(self.distribution, self.module)
 
     @property
     def origin(self) -> str:
@@ -234,8 +242,3 @@ def with_fingerprint(function: Function) -> Function | None:
     except (SyntaxError, ValueError, RecursionError):
         return None  # what was taken out left an empty block
     return msgspec.structs.replace(function, key=key, minima=minima)
-
-
-def share(text: str) -> float:
-    """A number in [0, 1) that follows from the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64

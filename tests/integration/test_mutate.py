@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from services.curator import gate
-from services.curator.build import SPLITS, split_of
 from services.curator.fuzz import MAX_VISIBLE, shown
 from services.curator.lift import MAX_CHARS, MAX_LINES
-from services.curator.mine import SourceFile, inventory
+from services.curator.mine import inventory
 from shared.problems import Hidden, Problem
 from shared.problems.pack import decompress, read_hidden, read_problems
 from shared.problems.signatures import Signatures, fingerprint, write_signatures
+from shared.problems.splits import SPLITS, split_of
 from shared.problems.values import show
 from shared.sandbox import connect
 
@@ -117,7 +117,7 @@ def test_splits_follow_the_module_and_share_no_function_and_no_near_duplicate(pa
     of_split: dict[str, set[str]] = {split: set() for split in SPLITS}
     for split, problem, hidden in everything(pack):
         distribution, module, _ = problem.origin.split(":")
-        assert split_of(SourceFile("", distribution, "", module, "")) == split
+        assert split_of(distribution, module) == split
         of_split[split].add(next(iter(hidden.solution.values())))
     for split in ("held_out", "dev", "rl"):
         for source in of_split[split]:
