@@ -48,14 +48,15 @@ def per_run(count: int, clock: Callable[[], float], work: Callable[[], object]) 
     return (clock() - started) / count * 1e3
 
 
-def measure(bench: Bench, functions: FunctionPool, name: str, what: str, one: FunctionRun) -> None:
-    count = bench.pick(300, 50)
+def measure(bench: Bench, kind: str, name: str, what: str, one: FunctionRun) -> None:
+    count = bench.pick(100, 50)  # a nursery that was replaced in between would take its share of the clock along
+    with pool(kind) as functions:
 
-    def work() -> None:
-        functions.run_sync([one] * count)
+        def work() -> None:
+            functions.run_sync([one] * count)
 
-    bench.measure(f"sandbox.{name}.wall", what, "ms", lambda: per_run(count, time.perf_counter, work))
-    bench.measure(f"sandbox.{name}.processor", what, "ms", lambda: per_run(count, processor_s, work))
+        bench.measure(f"sandbox.{name}.wall", what, "ms", lambda: per_run(count, time.perf_counter, work))
+        bench.measure(f"sandbox.{name}.processor", what, "ms", lambda: per_run(count, processor_s, work))
 
 
 def restarted(functions: FunctionPool, count: int) -> None:
@@ -69,12 +70,11 @@ def restarted(functions: FunctionPool, count: int) -> None:
 
 def main() -> None:
     bench = Bench.start(__doc__)
-    with pool("process") as functions:
-        measure(bench, functions, "process", f"a run of {CALLS} calls, no isolation", run())
+    measure(bench, "process", "process", f"a run of {CALLS} calls, no isolation", run())
+    measure(bench, "bubblewrap", "nursery", f"a run of {CALLS} calls", run())
+    measure(bench, "bubblewrap", "calls", "a run of 200 calls", run(200))
+    measure(bench, "bubblewrap", "hidden", "origin in the standard library", run(forbidden_imports=("colorsys",)))
     with pool("bubblewrap") as functions:
-        measure(bench, functions, "nursery", f"a run of {CALLS} calls", run())
-        measure(bench, functions, "calls", "a run of 200 calls", run(200))
-        measure(bench, functions, "hidden", "origin in the standard library", run(forbidden_imports=("colorsys",)))
         few = bench.pick(20, 5)
         bench.measure(
             "sandbox.start.wall",

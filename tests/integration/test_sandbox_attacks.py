@@ -350,7 +350,9 @@ print("ready", flush=True)
 time.sleep(600)
 """
     owner = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"ready\n"
