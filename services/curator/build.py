@@ -15,6 +15,7 @@ import platform
 import shutil
 import signal
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -180,8 +181,17 @@ _sandbox: FunctionPool | None = None
 def _start_worker(sandbox: str) -> None:
     global _sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.nice(5)  # the machine stays usable
     _sandbox = connect(sandbox, 1)
+
+
+def _end_with_the_parent() -> None:
+    """A parent that was killed cannot say goodbye; its workers would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _make(chunk: Sequence[tuple[str, Function, str]]) -> Made:
