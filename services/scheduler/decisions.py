@@ -6,6 +6,7 @@ and a scheduler that starts in the middle goes on as if it had always been there
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import xxhash
@@ -264,6 +265,10 @@ def _finish(ws: WorkingSet, now: float) -> None:
 
 # Requests
 
+# What nobody has claimed yet counts as old as the version that it was asked at. Few are asked for ahead of the workers,
+# so that `oldest` follows the policy instead of the length of a queue.
+GROUPS_AHEAD = 4
+
 
 def _request(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
     """Asks for as many groups as the gate has room for."""
@@ -291,6 +296,12 @@ def _request(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
     wanted = room if uncovered is None else min(room, uncovered)
     if wanted == 0:
         return set() if uncovered == 0 else {"room: the trainer to train, or the oldest attempt to end"}
+    states = Counter(a.state for a in ws.attempts.values())
+    unclaimed, claimed = states[AttemptState.requested], states[AttemptState.claimed]
+    ahead = max(schedule.group_size * GROUPS_AHEAD, claimed // 2)
+    wanted = min(wanted, max(0, ahead - unclaimed) // schedule.group_size)
+    if wanted == 0:
+        return set() if claimed else {"a rollout worker to claim attempts"}
     if not ws.catalogue.free:
         return {"problems"}
     problems = ws.catalogue.draw(

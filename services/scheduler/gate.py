@@ -14,11 +14,12 @@ class Gate:
     bound says: trained in step o + max_staleness + 1 at the latest. All groups that were or will be trained up to then
     fit into (o + max_staleness + 1) × groups_per_step places. So a new group may be asked for while everything accepted
     and running, itself included, fits into the places of the oldest version that anything unfinished stands on; in
-    whatever order they are trained then, none comes too late.
+    whatever order the unfinished ones become ready then, none comes too late. Ready groups have their place already: the
+    trainer keeps the ledger's order. Counting them too would stop all sampling until the last of them is trained.
 
     - `version`: the lowest one applied by a replica in rotation: the oldest that a new attempt can stand on.
-    - `oldest`: the oldest version of any running or ready, untrained attempt. Without it the rule bounds only the count:
-      the queue stays short while one slow attempt grows old without end.
+    - `oldest`: the oldest version of any attempt of a group that is not ready. Without it the rule bounds only the
+      count: the queue stays short while one slow attempt grows old without end.
     - `accepted`: groups trained or ready in the surviving lineage; dropped and failed ones never were.
     - `running`: groups asked for and not complete.
 

@@ -295,10 +295,9 @@ class WorkingSet:
         return following is not None and now - max(following[2], replica.applied_at) > patience_s
 
     def oldest(self) -> int | None:
-        """The oldest version of any running or ready, untrained attempt, in steps of the surviving lineage."""
+        """The oldest version of any attempt of an open group, in steps of the surviving lineage. A ready group has its
+        place in the ledger's order, in which the trainer trains: nothing asked for later can delay it."""
         serials = {a.standing for a in self.attempts.values() if a.state not in ENDS}
-        for group in self.waiting.values():
-            serials.update(group.oldest_versions)
         return min((self.position(serial) for serial in serials), default=None)
 
     def clock(self, now: float) -> float:

@@ -39,7 +39,7 @@ def test_the_named_cases(x: float, k: float) -> None:
 @given(xs, xs, ks, qs)
 def test_cost_increases(a: float, b: float, k: float, q: float) -> None:
     assume(a < b)
-    assert cost(a, k, q) <= cost(b, k, q)
+    assert cost(a, k, q) <= cost(b, k, q) * (1 + 1e-14)  # once saturated, the last digit is rounding's
 
 
 @given(st.floats(0, 1e4), st.floats(1e-3, 1e3), ks, qs)

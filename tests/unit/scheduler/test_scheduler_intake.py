@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from services.scheduler.audit import counts
+from services.scheduler.decisions import GROUPS_AHEAD
 from services.scheduler.desk import Desk
 from services.scheduler.store import Store
 from services.scheduler.working_set import Attempt, WorkingSet
@@ -101,11 +102,11 @@ def test_nothing_is_asked_for_before_a_replica_serves_the_base_policy(engine: En
 
 def test_a_request_names_what_the_worker_needs(room: Room) -> None:
     requests = [said for said in room.said if isinstance(said, m.RolloutRequested)]
-    assert len(requests) == 9 * 4  # (0 + 2 + 1) steps of 3 groups of 4
+    assert len(requests) == GROUPS_AHEAD * 4  # of the (0 + 2 + 1) steps of 3 groups of 4 that the gate has room for
     first = requests[0]
     assert (first.pack, first.policy_floor, first.reward_config, first.key.epoch) == (REF, 0, "default", 0)
     assert len({r.seed for r in requests}) == len(requests)
-    assert len({r.key.problem for r in requests}) == 9
+    assert len({r.key.problem for r in requests}) == GROUPS_AHEAD
 
 
 def test_the_first_verdict_wins(room: Room) -> None:
@@ -215,8 +216,17 @@ def test_a_new_reward_configuration_holds_for_new_groups_only(room: Room) -> Non
     assert {group.reward_config for group in room.ws.open.values() if group.id not in old} == {"second"}
 
 
+def test_more_is_asked_for_as_workers_claim_and_never_beyond_the_gate(room: Room) -> None:
+    asked = [len(room.ws.open)]
+    while len(asked) < 12:
+        waiting = [a for g in room.ws.open.values() for a in g.attempts if a.state is AttemptState.requested]
+        room.tell(*[m.AttemptClaimed(run=RUN, key=room.key(a), worker="w") for a in waiting])
+        asked.append(len(room.ws.open))
+    assert asked[0] == GROUPS_AHEAD < asked[1] <= asked[-1] == 9  # (0 + 2 + 1) steps of 3 groups
+
+
 def test_a_group_with_too_few_survivors_is_dropped_and_its_problem_returns(engine: Engine) -> None:
-    room = Room(engine, config(replacements=0, group_size=4, group_min=3)).begin(problems=9)
+    room = Room(engine, config(replacements=0, group_size=4, group_min=3)).begin(problems=GROUPS_AHEAD)
     group = next(iter(room.ws.open.values()))
     lost = [room.key(a) for a in group.attempts[:2]]
     room.tell(*[room.scored(room.key(a)) for a in group.attempts[2:]])
