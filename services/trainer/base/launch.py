@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,7 @@ def run(job: Job) -> None:
 
 def _worker(rank: int, job: Job, rendezvous: str) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if job.processes > 1:
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=job.processes)
     try:
@@ -71,6 +74,14 @@ def _worker(rank: int, job: Job, rendezvous: str) -> None:
     finally:
         if job.processes > 1:
             dist.destroy_process_group()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end its processes; they would train on for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _stage(rank: int, job: Job, stage: Stage, start: Path | None, seed: int) -> None:
