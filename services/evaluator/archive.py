@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 import xxhash
-from shared.problems.pack import read_problems
 
 from services.evaluator.plan import Result
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
 from shared.problems import Problem
+from shared.problems.pack import read_problems
 
 OPEN = "evals/open/"
 

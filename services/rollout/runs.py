@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 import msgspec
-from shared.problems.pack import read_problems
 
 from services.rollout.generation import RoutingShape
 from shared.contracts.messages import RunControl
@@ -25,6 +24,7 @@ from shared.formats import Format
 from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Problem
+from shared.problems.pack import read_problems
 from shared.weights.checkpoint_objects import read_checkpoint
 
 PACKS = 4  # a run's pack and its evaluations': each some megabytes
