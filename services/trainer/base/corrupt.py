@@ -1,7 +1,7 @@
 """Pretraining samples: functions to be read, and functions with several bugs to be repaired by span edits.
 
     code       <task> lines <eos>
-    denoising  <task> lines with 1-4 bugs <end> <edit>… <end> … <eos>      one edit per bug, in the order of the lines
+    denoising  <task> lines with 1-6 bugs <end> <edit>… <end> … <eos>      one edit per bug, in the order of the lines
 
 Renaming the variables of a function is the augmentation: what a name meant before no longer helps.
 """
@@ -15,8 +15,8 @@ from services.trainer.base.samples import Sample, Weight
 from shared.formats.compact import MAX_LINES, Compact
 from shared.problems.mutations import Mutations
 
-BUG_COUNTS = (1, 2, 3, 4)
-BUG_SHARES = (0.35, 0.3, 0.2, 0.15)
+BUG_COUNTS = (1, 2, 3, 4, 5, 6)  # many: every repaired line teaches copying, for the price of reading the function once
+BUG_SHARES = (0.2, 0.2, 0.2, 0.15, 0.15, 0.1)
 MAX_SPAN = 14  # tokens of OLD and NEW together: a longer one is no slip
 _NAMES = tuple(
     " ".join(

@@ -37,7 +37,7 @@ from shared.sandbox.pool import FunctionPool
 
 MAX_SAMPLE = 360  # tokens: a longer function costs more than it teaches
 VALIDATION = 400  # dev problems
-VERSION = "1"  # of how streams are made: part of the cache's key
+VERSION = "2"  # of how streams are made: part of the cache's key
 CALLS = Limits(time_s=1.0, call_s=0.1, memory_mb=512)
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Draws:
 
     code: int = 1
     denoise: int = 4
-    traces: int = 2
+    traces: int = 4
 
 
 def make(
