@@ -5,10 +5,10 @@ DEMO ?=
 BASE ?=
 PYTEST ?=
 
-.PHONY: help setup demo test lint format types ci nightly base pack bench lock clean
+.PHONY: help setup demo test lint format types ci nightly base pack bench lock clean servers servers-down
 
 help:            ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 14
 
 setup:           ## environment, packages, sandbox tools
 	@$(PYTHON) infra/setup.py
@@ -19,6 +19,12 @@ demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --m
 test: setup      ## the tests (at most 20 minutes); PYTEST="-k bus"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest tests $(PYTEST)
 
+servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
+	@$(BIN)/python -m infra.servers up
+
+servers-down:    ## stop them and remove their data
+	@$(BIN)/python -m infra.servers down
+
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -28,7 +34,9 @@ lint: setup      ## ruff, types, and who may import whom
 format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-ci: lint test    ## what every change must pass (at most 60 minutes)
+ci: lint         ## what every change must pass, real servers included (at most 60 minutes)
+	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require $(MAKE) --no-print-directory test; \
+	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
 nightly: ci bench  ## long kills, soaks, full benchmarks
 	@OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow" --timeout=3600
@@ -47,4 +55,5 @@ lock: setup      ## pin anew from pyproject.toml
 	  -c constraints/fixed.in -o constraints/linux.txt
 
 clean:           ## everything that can be made again (the state of runs included)
+	@[ ! -x $(BIN)/python ] || $(BIN)/python -m infra.servers down
 	rm -rf .venv .cache .etude .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache *.egg-info

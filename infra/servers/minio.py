@@ -1,0 +1,102 @@
+"""MinIO, built once from its Go module (its makers publish no programs any more)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+from infra.servers import CACHE, Unavailable, say
+from infra.servers.place import Launch, Place
+
+MODULE = "github.com/minio/minio"
+VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"  # no release tag resolves as a module; this is the newest commit
+RELEASED = "2026-02-12T20-18-48Z"  # of that commit; the program wants to know its own age
+GO = (1, 24)  # what that module asks for
+USER = "etude"
+BUCKET = "etude"
+
+
+class Minio:
+    name = "minio"
+    ports = 1
+
+    def install(self) -> str:
+        self._path = CACHE / f"minio-{VERSION.rpartition('-')[2]}"
+        if not self._path.exists():
+            _build(self._path)
+        return RELEASED
+
+    def prepare(self, place: Place) -> None:
+        place.data.mkdir(exist_ok=True)
+
+    def launch(self, place: Place) -> Launch:
+        arguments = [str(self._path), "server", "--quiet", "--address", f"127.0.0.1:{place.port}"]
+        variables = {
+            "MINIO_ROOT_USER": USER,
+            "MINIO_ROOT_PASSWORD": place.secret,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "HOME": str(place.folder),  # it keeps certificates there
+        }
+        return Launch([*arguments, str(place.data)], variables, signal.SIGTERM)
+
+    def ready(self, place: Place) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{place.port}/minio/health/cluster", timeout=2) as answer:
+            return answer.status == 200
+
+    def settings(self, place: Place) -> dict[str, str]:
+        return {
+            "ETUDE_OBJECTS": f"s3://{BUCKET}@127.0.0.1:{place.port}",
+            "ETUDE_S3_ACCESS_KEY": USER,
+            "ETUDE_S3_SECRET_KEY": place.secret,
+        }
+
+
+def _build(target: Path) -> None:
+    go = _go()
+    say("building MinIO from its Go module (once; a few minutes)")
+    started = time.monotonic()
+    work = target.with_name(f".{target.name}")
+    shutil.rmtree(work, ignore_errors=True)
+    package = f"{MODULE}/cmd"
+    time_of_release = re.sub(r"T(\d+)-(\d+)-(\d+)Z", r"T\1:\2:\3Z", RELEASED)
+    stamps = {"Version": time_of_release, "ReleaseTag": f"DEVELOPMENT.{RELEASED}", "CopyrightYear": RELEASED[:4]}
+    flags = " ".join(["-s", "-w", *(f"-X {package}.{name}={value}" for name, value in stamps.items())])
+    done = subprocess.run(
+        [str(go), "install", "-trimpath", "-ldflags", flags, f"{MODULE}@{VERSION}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd="/",  # no module of ours around
+        env={**os.environ, "GOBIN": str(work), "CGO_ENABLED": "0"},
+    )
+    if done.returncode:
+        raise Unavailable(f"minio: it cannot be built with {go}: {done.stdout.strip()[-800:]}")
+    (work / "minio").rename(target)
+    work.rmdir()
+    say(f"MinIO built in {time.monotonic() - started:.0f} s")
+
+
+def _go() -> Path:
+    """A Go that is new enough: on PATH, where its makers install it, or where Debian's (backports) packages do."""
+    candidates = [Path(found)] if (found := shutil.which("go")) else []
+    candidates += [Path("/usr/local/go/bin/go"), *sorted(Path("/usr/lib").glob("go-*/bin/go"), reverse=True)]
+    seen = []
+    for path in candidates:
+        if not os.access(path, os.X_OK):
+            continue
+        text = subprocess.run([str(path), "version"], capture_output=True, text=True, cwd="/").stdout
+        version = re.search(r"go(\d+)\.(\d+)", text)
+        if version and (int(version[1]), int(version[2])) >= GO:
+            return path
+        seen.append(f"{path} {version[0] if version else 'without a version'}")
+    raise Unavailable(
+        f"minio: needs Go {GO[0]}.{GO[1]} or newer to be built; found: {', '.join(seen) or 'none'}. Way out: Debian's "
+        "golang-go from the release's backports, or an archive from go.dev unpacked to /usr/local/go"
+    )
