@@ -18,6 +18,7 @@ from typer.main import get_command
 SERVICE_HELP = {
     "tasks": "Make, import and look at problems (curator).",
     "ledger": "Audit and show what became of every attempt (scheduler).",
+    "trace": "Print the whole life of one attempt, with times (scheduler).",
     "inference": "Checksums and state of the engines (inference).",
     "weights": "Verify that engines, manifests and trainer agree bit for bit (trainer).",
     "base": "Make the base policy: pretraining, SFT, MTP (trainer).",

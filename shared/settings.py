@@ -6,6 +6,7 @@ The URL of an outside system chooses its adapter. Defaults are the embedded ones
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +17,19 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 S = TypeVar("S", bound="ServiceSettings")
 
 
+class Told(Exception):
+    """An error whose text says all that a person needs: who ends with it prints that, and no stack trace."""
+
+
 class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
 
     state: Path = Field(Path(".etude"), description="Directory for everything local: logs, caches, embedded stores.")
-    bus: str = Field("", description="sqlite:PATH or kafka://HOST:PORT[,…]; empty: sqlite below the state directory.")
+    bus: str = Field(
+        "",
+        description="sqlite:PATH or kafka://[USER:PASSWORD@]HOST:PORT[,…][/PREFIX][?tls=1]; empty: sqlite below the state "
+        "directory.",
+    )
     ledger: str = Field("", description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.")
     objects: str = Field(
         "", description="file:PATH or s3://BUCKET@HOST:PORT; empty: a directory below the state directory."
@@ -100,4 +109,9 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
 def dump(settings: ServiceSettings) -> str:
     """The resolved settings, one `name = value` a line, secrets masked."""
     values: dict[str, Any] = settings.model_dump(mode="json")
-    return "\n".join(f"{name} = {value!r}" for name, value in values.items())
+    return "\n".join(f"{name} = {masked(value)!r}" for name, value in values.items())
+
+
+def masked(value: Any) -> Any:
+    """A URL without its password; anything else as it is."""
+    return re.sub(r"(://[^:/@]*):[^@/]+@", r"\1:**********@", value) if isinstance(value, str) else value

@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import TracebackType
 
 import structlog
 from aiohttp import web
 from prometheus_client import REGISTRY, generate_latest
 
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, Told
 
 
 def configure_logs(service: str, settings: ServiceSettings) -> None:
@@ -42,6 +43,14 @@ def configure_logs(service: str, settings: ServiceSettings) -> None:
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    sys.excepthook = _say_last_words
+
+
+def _say_last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if isinstance(error, Told):
+        structlog.get_logger().error("cannot_go_on", reason=str(error))
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def replica_name(service: str, settings: ServiceSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
 
 from services.scheduler import audit as audits
+from services.scheduler import trace as traces
 from services.scheduler.audit import Report, UnknownRun
 from services.scheduler.config import SchedulerConfig
 from shared import ledger
@@ -41,7 +43,7 @@ def _open(settings: SchedulerConfig) -> Engine:
     try:
         engine = ledger.connect(settings.ledger_url, read_only=True)
         ledger.require_current(engine)
-    except (ledger.LedgerMissing, ledger.LedgerOutdated, ValueError) as error:
+    except (ledger.LedgerMissing, ledger.LedgerOutdated, ledger.LedgerUnavailable, ValueError) as error:
         raise _refuse(str(error)) from None
     except DBAPIError as error:
         raise _refuse(f"the ledger cannot be read: {error.orig}") from None
@@ -168,8 +170,40 @@ def show(
         console.print(table)
 
 
+@app.command()
+def trace(
+    attempt: Annotated[str, typer.Argument(help="The attempt's id.")],
+    state: State = Path(".etude"),
+    as_json: AsJson = False,
+) -> None:
+    """Print the whole life of one attempt: requested, claimed, finished, scored, its group, the step that trained it."""
+    engine = _open(_settings(state))
+    with engine.begin() as connection:
+        lives = {run: traces.life(connection, run, attempt) for run in traces.runs_of(connection, attempt)}
+    if not lives:
+        raise _refuse(
+            f"attempt {attempt!r}: not in this ledger; `etude ledger show` prints the newest events and whose they are"
+        )
+    for run, moments in lives.items():
+        if as_json:
+            typer.echo(json.dumps({"run": run, "moments": [asdict(moment) for moment in moments]}))
+            continue
+        table = Table("number", "at", "after, s", "what", "of", "epoch", "data", title=run, title_justify="left")
+        for moment in moments:
+            after = f"{moment.at - moments[0].at:.3f}"
+            data = ", ".join(f"{name} {value}" for name, value in moment.data.items())
+            table.add_row(
+                str(moment.sequence), _when(moment.at), after, moment.kind, moment.of, str(moment.epoch), data[:80]
+            )
+        Console().print(table)
+
+
 def _when(at: float | None) -> str:
     return "not yet" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+alone = typer.Typer(pretty_exceptions_enable=False)  # `etude trace` is `etude ledger trace`
+alone.command()(trace)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,6 @@ Times are seconds since 1970, UTC. Versions are serials (see design: a serial is
 """
 
 from shared.ledger.engine import LedgerMissing, connect
-from shared.ledger.migrate import LedgerOutdated, require_current, upgrade
+from shared.ledger.migrate import LedgerOutdated, LedgerUnavailable, reach, require_current, upgrade
 
-__all__ = ["LedgerMissing", "LedgerOutdated", "connect", "require_current", "upgrade"]
+__all__ = ["LedgerMissing", "LedgerOutdated", "LedgerUnavailable", "connect", "reach", "require_current", "upgrade"]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 
+CONNECT_S = 10  # an address where nobody answers must not hold a service for minutes
 BUSY_S = 30.0  # how long a SQLite writer waits for another one; transactions here take milliseconds
 
 
@@ -29,7 +30,13 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         isolation = "REPEATABLE READ" if read_only else "READ COMMITTED"
-        engine = create_engine(parsed, pool_pre_ping=True, isolation_level=isolation, json_serializer=_to_json)
+        engine = create_engine(
+            parsed,
+            pool_pre_ping=True,
+            isolation_level=isolation,
+            json_serializer=_to_json,
+            connect_args={"connect_timeout": CONNECT_S},
+        )
         if read_only:
             event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET TRANSACTION READ ONLY"))
         return engine

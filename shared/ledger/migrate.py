@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy.exc import OperationalError
+
+from shared.settings import Told
 
 HEAD = "0001"  # the newest migration; a test holds it against the files. Alembic itself is loaded only to migrate.
 
 
-class LedgerOutdated(RuntimeError):
+class LedgerOutdated(Told, RuntimeError):
     """The ledger's tables are not those that this code reads; the text says which and what to do."""
 
 
+class LedgerUnavailable(Told, RuntimeError):
+    """The database cannot be reached, or does not let us in; the text says what was found and what to do."""
+
+
+@contextlib.contextmanager
+def _begun(engine: Engine) -> Iterator[Connection]:
+    """A transaction, if the database takes part. Raises LedgerUnavailable."""
+    try:
+        connection = engine.connect()
+    except OperationalError as error:
+        reason = " ".join(str(error.orig).split())
+        raise LedgerUnavailable(
+            f"ledger (ETUDE_LEDGER): {engine.url}: {reason}. Is the address right, does the database run and exist there, "
+            "and are user and password its own?"
+        ) from None
+    with connection, connection.begin():
+        yield connection
+
+
+def reach(engine: Engine) -> str | None:
+    """The migration that the ledger is at; None: it is empty. Raises LedgerUnavailable, and LedgerOutdated for a ledger
+    that a newer version of this code has written."""
+    with _begun(engine) as connection:
+        current = revision(connection)
+    if current is not None and current > HEAD:
+        raise _from_the_future(current)
+    return current
+
+
 def upgrade(engine: Engine) -> None:
-    """Applies what is missing, in one transaction; two processes that start at once do it one after the other."""
-    with engine.begin() as connection:
+    """Applies what is missing, in one transaction; two processes that start at once do it one after the other. Raises
+    LedgerUnavailable, LedgerOutdated."""
+    with _begun(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('etude.ledger.migrations'))")
         current = revision(connection)
@@ -22,8 +58,8 @@ def upgrade(engine: Engine) -> None:
 
 
 def require_current(engine: Engine) -> None:
-    """For readers, which never migrate. Raises LedgerOutdated."""
-    with engine.begin() as connection:
+    """For readers, which never migrate. Raises LedgerUnavailable, LedgerOutdated."""
+    with _begun(engine) as connection:
         current = revision(connection)
     if current != HEAD:
         raise LedgerOutdated(
@@ -50,8 +86,12 @@ def _migrate(connection: Connection, current: str | None) -> None:
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if current is not None and current not in known:
-        raise LedgerOutdated(
-            f"the ledger is at migration {current!r}, which this version of Étude does not know "
-            f"(newest known: {HEAD!r}): it was written by a newer one; update this installation"
-        )
+        raise _from_the_future(current)
     command.upgrade(config, "head")
+
+
+def _from_the_future(current: str) -> LedgerOutdated:
+    return LedgerOutdated(
+        f"the ledger is at migration {current!r}, which this version of Étude does not know "
+        f"(newest known: {HEAD!r}): it was written by a newer one; update this installation"
+    )

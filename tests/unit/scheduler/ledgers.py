@@ -1,17 +1,15 @@
-"""Real ledgers for tests: SQLite always, PostgreSQL where ETUDE_TEST_POSTGRES names one."""
+"""Real ledgers for tests: SQLite always, PostgreSQL where one runs (tests/servers.py)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine
 
 from shared import ledger
+from tests.servers import need, own_schema
 
 KINDS = ("sqlite", "postgresql")
 
@@ -22,20 +20,8 @@ def ledger_url(kind: str, folder: Path) -> Iterator[str]:
     if kind == "sqlite":
         yield f"sqlite:///{folder / 'ledger.db'}"
         return
-    server = os.environ.get("ETUDE_TEST_POSTGRES")
-    if not server:
-        pytest.skip("ETUDE_TEST_POSTGRES is not set: no PostgreSQL to test against (postgresql://USER@HOST/DATABASE)")
-    schema = f"test_{secrets.token_hex(6)}"
-    url = make_url(server).set(drivername="postgresql+psycopg")
-    admin = create_engine(url, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-    try:
-        yield url.update_query_dict({"options": f"-csearch_path={schema}"}).render_as_string(hide_password=False)
-    finally:
-        with admin.connect() as connection:
-            connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
-        admin.dispose()
+    with own_schema(need("ETUDE_LEDGER")["ETUDE_LEDGER"]) as url:
+        yield url
 
 
 @contextlib.contextmanager

@@ -1,0 +1,72 @@
+"""The servers that tests run against are themselves kept to their promises; Redis stands for all, the quickest of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from infra.servers import fleet, state
+from tests.servers import need
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    need("ETUDE_JOBS")  # its program is here
+    folder = tmp_path / "servers"
+    yield folder
+    fleet.down(folder)
+
+
+def client(folder: Path) -> Redis:
+    return Redis.from_url(state.settings(folder)["ETUDE_JOBS"])
+
+
+def test_up_again_leaves_a_running_server_alone(folder: Path) -> None:
+    fleet.up(["redis"], folder)
+    first = state.read(folder)
+    fleet.up(["redis"], folder)
+    assert state.read(folder) == first
+
+
+def test_a_server_that_was_killed_comes_back_at_its_address_with_its_data(folder: Path) -> None:
+    fleet.up(["redis"], folder)
+    client(folder).set("kept", "yes")
+    before = state.read(folder)["redis"]
+    os.kill(before.pid, signal.SIGKILL)
+    os.waitpid(before.pid, 0)
+    assert state.settings(folder) == {}
+    fleet.up(["redis"], folder)
+    after = state.read(folder)["redis"]
+    assert (after.ports, after.secret) == (before.ports, before.secret)
+    assert after.pid != before.pid
+    assert client(folder).get("kept") == b"yes"
+
+
+def test_down_ends_the_process_and_leaves_nothing(folder: Path) -> None:
+    fleet.up(["redis"], folder)
+    process = state.read(folder)["redis"].process
+    assert process
+    fleet.down(folder)
+    assert not process.is_running() or process.status() == "zombie"
+    assert state.read(folder) == {}
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_a_process_that_only_has_the_id_of_a_server_is_neither_taken_for_it_nor_ended(folder: Path) -> None:
+    fleet.up(["redis"], folder)
+    rows = state.read(folder)
+    fleet.down(folder, keep=True)
+    rows["redis"].pid = os.getpid()
+    state.write(rows, folder)
+    assert rows["redis"].process is None
+    fleet.down(folder)  # would end this very process
+
+
+def test_the_addresses_are_for_this_users_eyes_only(folder: Path) -> None:
+    fleet.up(["redis"], folder)
+    assert (folder / "state.json").stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o077 == 0
