@@ -16,9 +16,10 @@ import msgspec
 
 from shared.contracts.codec import Raw
 from shared.contracts.topics import Topic
+from shared.settings import Told
 
 
-class BusUnavailable(RuntimeError):
+class BusUnavailable(Told, RuntimeError):
     """The log cannot be reached or written, or this process has closed its bus. Trying again later may help."""
 
 
@@ -63,8 +64,8 @@ def dead_letters(topic: Topic) -> Topic:
 
 
 def connect(url: str, *, client: str) -> Bus:
-    """`sqlite:PATH` (`sqlite:PATH?synchronous=full` survives a power loss too) or `kafka://host:port[,host:port]`.
-    `client` names this process in logs and group membership."""
+    """`sqlite:PATH` (`sqlite:PATH?synchronous=full` survives a power loss too) or a `kafka://` URL
+    (shared.bus.kafka_cluster). `client` names this process in logs and group membership."""
     scheme = url.split(":", 1)[0]
     if scheme == "sqlite":
         from shared.bus.sqlite import SqliteBus
@@ -73,5 +74,5 @@ def connect(url: str, *, client: str) -> Bus:
     if scheme == "kafka":
         from shared.bus.kafka import KafkaBus
 
-        return KafkaBus(url.removeprefix("kafka://").split(","), client=client)
-    raise ValueError(f"bus: found {url!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]")
+        return KafkaBus(url, client=client)
+    raise ValueError(f"bus (ETUDE_BUS): found {url!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]")

@@ -2,12 +2,9 @@
 
 Invariants
 - Nothing blocks the event loop: the producer and the administration run in one executor thread, and every
-  `deliveries()` has a reading thread with a consumer of its own.
+  `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`).
 - The producer is idempotent and waits for all in-sync replicas (acks=all); `publish` returns when they have the message.
-- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
-  partitions, so that the consumer stays in its group while nothing is read.
-- Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
-  flight before its position is committed and handed over.
+  One that failed is replaced.
 - Topics are made as `shared.contracts.topics` declares them; one that has another number of partitions is refused, or
   keys would change their partitions.
 """
@@ -17,51 +14,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError, TopicAlreadyExistsError
-from kafka.structs import OffsetAndMetadata
+from kafka.errors import KafkaError
 
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
-from shared.bus.inbox import Deliveries, Inbox, Lease, Received
+from shared.bus.inbox import Deliveries, Received
+from shared.bus.kafka_admin import make
+from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_reader import Reader
 from shared.contracts import codec
 from shared.contracts.topics import Topic
 
-POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
-COMMIT_EVERY_S = 0.1
-SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
-METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
-REVOKE_GRACE_S = 5.0
-COMMIT_WITHIN_S = 1.0  # at a rebalance; the others wait for us meanwhile
-PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
-BACK_OFF_S = 1.0
 PUBLISH_WITHIN_MS = 30_000
-WAIT_S = 30.0
+CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
 
+def _unavailable(cluster: Cluster, error: BaseException) -> BusUnavailable:
+    return BusUnavailable(f"{cluster}: {str(error) or type(error).__name__}")
+
+
 class KafkaBus:
     """See shared.bus.Bus."""
 
-    def __init__(self, servers: Sequence[str], *, client: str) -> None:
-        self._servers = list(servers)
+    def __init__(self, url: str, *, client: str) -> None:
+        """Connects when it is first used. Raises ValueError for a URL that is none."""
+        self.cluster = Cluster.parse(url)
         self._client = client
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}")
         self._known: set[str] = set()  # topics that exist as declared; executor thread only
         self._producer: KafkaProducer | None = None
+        self._producer_failed = False
         self._admin: KafkaAdminClient | None = None
-        self._readers: list[_Reader] = []
+        self._readers: list[Reader] = []
         self._closed = False
 
     async def publish(self, topic: Topic, key: str, message: msgspec.Struct) -> None:
@@ -74,7 +68,7 @@ class KafkaBus:
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         self._refuse_if_closed()
-        reader = _Reader(self, topics, group, max_in_flight, f"{self._client}-{len(self._readers)}")
+        reader = Reader(self, topics, group, max_in_flight, f"{self._client}-{len(self._readers)}")
         self._readers = [r for r in self._readers if r.alive] + [reader]
         return Deliveries(reader.inbox)
 
@@ -94,9 +88,6 @@ class KafkaBus:
             await asyncio.to_thread(reader.join)
         await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
         self._executor.shutdown(wait=False)
-
-    def connection(self) -> dict[str, Any]:
-        return {"bootstrap_servers": self._servers, "client_id": self._client}
 
     def ensure(self, topics: Sequence[Topic]) -> None:
         """Makes topics that are not there. For reading threads."""
@@ -127,15 +118,16 @@ class KafkaBus:
                 finished.set_result(None)
 
         def one_failed(error: BaseException) -> None:
+            self._producer_failed = True
             with contextlib.suppress(Exception):  # only the first failure is told
-                finished.set_exception(BusUnavailable(f"kafka {','.join(self._servers)}: {error!r}"))
+                finished.set_exception(_unavailable(self.cluster, error))
 
         try:
             self._ensure([item[0] for item in items])
             producer = self._open_producer()
             for topic, key, data, headers in items:
                 sent = producer.send(
-                    topic.name,
+                    self.cluster.physical(topic.name),
                     value=data,
                     key=key.encode(),
                     headers=[(name, value.encode()) for name, value in headers.items()],
@@ -144,17 +136,27 @@ class KafkaBus:
                 sent.add_callback(one_is_durable)
                 sent.add_errback(one_failed)
         except KafkaError as error:
+            self._drop_admin()
             one_failed(error)
         return finished
 
     # In the executor thread.
 
+    def _options(self) -> dict[str, Any]:
+        return {**self.cluster.options(), "client_id": self._client}
+
     def _open_producer(self) -> KafkaProducer:
+        if self._producer and self._producer_failed:
+            # An idempotent producer that lost a batch may refuse all that follows. Its callers know what was not sent.
+            self._producer.close(timeout=CLOSE_WITHIN_S)
+            self._producer = None
         if self._producer is None:
+            self._producer_failed = False
             self._producer = KafkaProducer(
-                **self.connection(),
+                **self._options(),
                 acks="all",
                 enable_idempotence=True,
+                compression_type="zstd",
                 linger_ms=2,  # what is published together travels together
                 delivery_timeout_ms=PUBLISH_WITHIN_MS,
                 request_timeout_ms=PUBLISH_WITHIN_MS // 2,
@@ -165,20 +167,17 @@ class KafkaBus:
 
     def _open_admin(self) -> KafkaAdminClient:
         if self._admin is None:
-            self._admin = KafkaAdminClient(**self.connection())
+            self._admin = KafkaAdminClient(**self._options())
         return self._admin
 
     def _ensure(self, topics: Sequence[Topic]) -> None:
-        wanted = {topic.name: topic for topic in topics if topic.name not in self._known}
+        names = {self.cluster.physical(topic.name): topic for topic in topics}
+        wanted = {name: topic for name, topic in names.items() if name not in self._known}
         if not wanted:
             return
         admin = self._open_admin()
         for topic in wanted.values():
-            configs = {"retention.ms": str(topic.retention_h * 3_600_000)}
-            if topic.compacted:
-                configs = {"cleanup.policy": "compact"}
-            with contextlib.suppress(TopicAlreadyExistsError):
-                admin.create_topics({topic.name: {"num_partitions": topic.partitions, "configs": configs}})
+            make(admin, self.cluster, topic)
         admin.wait_for_topics(list(wanted))
         for found in admin.describe_topics(list(wanted)):
             name, partitions = found["name"], len(found["partitions"])
@@ -191,9 +190,11 @@ class KafkaBus:
 
     def _lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
         self._ensure(topics)
-        partitions = [TopicPartition(topic.name, p) for topic in topics for p in range(topic.partitions)]
+        names = {self.cluster.physical(topic.name): topic for topic in topics}
+        partitions = [TopicPartition(name, p) for name, topic in names.items() for p in range(topic.partitions)]
+        group = self.cluster.physical(group)
         committed = self._open_admin().list_group_offsets({group: partitions})[group]
-        consumer = KafkaConsumer(**self.connection(), group_id=None, allow_auto_create_topics=False)
+        consumer = KafkaConsumer(**self._options(), group_id=None, allow_auto_create_topics=False)
         try:
             first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
         finally:
@@ -201,8 +202,14 @@ class KafkaBus:
         lag = dict.fromkeys((topic.name for topic in topics), 0)
         for partition in partitions:
             position = committed[partition].offset if partition in committed else -1
-            lag[partition.topic] += end[partition] - max(position, first[partition])
+            lag[names[partition.topic].name] += end[partition] - max(position, first[partition])
         return lag
+
+    def _drop_admin(self) -> None:
+        """After a failure, a new one next time: nothing of an old connection's troubles lives on."""
+        admin, self._admin = self._admin, None
+        if admin:
+            admin.close()
 
     def _close(self) -> None:
         for client in (self._producer, self._admin):
@@ -214,258 +221,9 @@ class KafkaBus:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, function)
         except KafkaError as error:
-            raise BusUnavailable(f"kafka {','.join(self._servers)}: {error!r}") from None
+            self._executor.submit(self._drop_admin)
+            raise _unavailable(self.cluster, error) from None
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise BusUnavailable("the bus of this process is closed")
-
-
-class _Reader(AsyncConsumerRebalanceListener):
-    """One consumer in one thread, from `deliveries()` to the end of its iterator.
-
-    The listener's calls come from the consumer's own I/O thread, while `poll` may be running: `_lock` guards the leases,
-    and is never held over a call to the broker.
-    """
-
-    def __init__(
-        self, bus: KafkaBus, topics: Sequence[Topic], group: str | None, max_in_flight: int, name: str
-    ) -> None:
-        self.group = group
-        self._signal = threading.Event()
-        self._lock = threading.RLock()
-        self.inbox = Inbox(max_in_flight, self._signal.set)
-        self._bus = bus
-        self._topics = {topic.name: topic for topic in topics}
-        self._leases: dict[TopicPartition, Lease] = {}
-        self._burying: list[tuple[Received, str]] = []
-        self._grace_s = REVOKE_GRACE_S
-        self._paused: bool | None = False
-        self._next_commit = 0.0
-        self._flushes: list[threading.Event] = []
-        self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """The process leaves: what is in flight is not waited for."""
-        self._grace_s = 0.0
-        self.inbox.close()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def flush(self) -> None:
-        """Returns when everything that was settled before the call is committed."""
-        done = threading.Event()
-        self._flushes.append(done)
-        self._signal.set()
-        while not done.wait(0.05) and self.alive:
-            pass
-
-    # In the thread.
-
-    def _run(self) -> None:
-        while not self._over():
-            try:
-                self._read()
-            except (KafkaError, BusUnavailable, OSError) as error:
-                log.error("bus.kafka", error=repr(error), topics=list(self._topics), group=self.group)
-                self._lose(list(self._leases))
-                time.sleep(BACK_OFF_S)
-            except BaseException as error:
-                log.exception("bus.reader_died")
-                self.inbox.close(BusUnavailable(f"the Kafka reader of this process died: {error!r}"))
-        self.inbox.close()
-        for done in self._flushes:
-            done.set()
-
-    def _over(self) -> bool:
-        return self.inbox.closed or self.inbox.abandoned
-
-    def _read(self) -> None:
-        """Until the inbox is closed or the consumer breaks."""
-        self._bus.ensure(list(self._topics.values()))
-        consumer = KafkaConsumer(
-            **self._bus.connection(),
-            group_id=self.group,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            allow_auto_create_topics=False,
-            session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=HEARTBEAT_MS,
-            fetch_max_wait_ms=POLL_MS,
-            metadata_max_age_ms=METADATA_MS,
-            partition_assignment_strategy=(CooperativeStickyAssignor,),
-        )
-        self._consumer = consumer
-        try:
-            if self.group is None:
-                partitions = [TopicPartition(t.name, p) for t in self._topics.values() for p in range(t.partitions)]
-                consumer.assign(partitions)
-                consumer.seek_to_beginning(*partitions)
-            else:
-                for name in self._topics:  # a leader that has not heard of a new topic would assign none of it
-                    consumer.partitions_for_topic(name)
-                consumer.subscribe(list(self._topics), listener=self)
-            while not self._over():
-                self._cycle(consumer)
-            self._hand_back_all()
-        finally:
-            consumer.close(autocommit=False)
-
-    def _cycle(self, consumer: KafkaConsumer) -> None:
-        flushes, self._flushes = self._flushes, []
-        self._settle()
-        if flushes or time.monotonic() >= self._next_commit:
-            if self._commit():
-                for done in flushes:
-                    done.set()
-            else:
-                self._flushes = flushes + self._flushes
-        room = self.inbox.room()
-        if (room <= 0) is not self._paused:
-            self._paused = room <= 0
-            (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
-        if self._paused:
-            consumer.poll(timeout_ms=0)  # stays in the group
-            self._signal.wait(POLL_MS / 1000)
-            self._signal.clear()
-        else:
-            self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
-
-    def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
-        items = []
-        with self._lock:
-            for partition, found in records.items():
-                lease = self._leases.get(partition)
-                if lease is None:
-                    topic = self._topics[partition.topic]
-                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
-                items += [item for record in found if (item := self._receive(lease, record)) is not None]
-        if items:
-            self.inbox.offer(items)
-
-    def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that cannot be read: it is on its way to the dead letters."""
-        headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
-        key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
-        lease.tracker.give(record.offset)
-        item = Received(self.inbox, lease, key, None, headers, record.offset, data)
-        try:
-            item.message = codec.decode(lease.topic, data, headers)
-        except codec.UnreadableMessage as error:
-            self._burying.append((item, str(error)))
-            return None
-        return item
-
-    def _settle(self) -> None:
-        """Moves the trackers; a buried message counts when its dead letter is durable."""
-        self._collect()
-        with self._lock:
-            burying = list(self._burying)
-        if burying:
-            self._bus.bury(burying, self.group)
-            with self._lock:
-                del self._burying[: len(burying)]
-                for item, _ in burying:
-                    item.lease.tracker.done(item.offset)
-
-    def _collect(self) -> None:
-        with self._lock:
-            for item, reason in self.inbox.drain():
-                if reason is not None:
-                    self._burying.append((item, reason))
-                elif item.lease.live:
-                    item.lease.tracker.done(item.offset)
-
-    def _moved(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What there is to commit."""
-        if self.group is None:
-            return {}
-        with self._lock:
-            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
-            return {
-                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
-                for partition, lease in leases.items()
-                if lease.tracker.position > lease.committed
-            }
-
-    def _commit(self) -> bool:
-        """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
-        self._next_commit = time.monotonic() + COMMIT_EVERY_S
-        moved = self._moved(list(self._leases))
-        if not moved:
-            return True
-        try:
-            self._consumer.commit(moved)
-        except RebalanceInProgressError:
-            return False
-        except CommitFailedError as error:  # the group went on without us: somebody else reads them again
-            log.warning("bus.commit_fenced", group=self.group, error=str(error))
-            return True
-        with self._lock:
-            for partition, offset in moved.items():
-                if partition in self._leases:
-                    self._leases[partition].committed = offset.offset
-        return True
-
-    def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
-        """How much of `partitions`, which are being handed back, is with the consumer. Nothing new of them goes out."""
-        count = 0
-        with self._lock:
-            for partition in partitions:
-                if partition in self._leases:
-                    self._leases[partition].revoke_by = time.monotonic() + self._grace_s
-                    count += self.inbox.withdraw(self._leases[partition])
-        return count
-
-    def _lose(self, partitions: Iterable[TopicPartition]) -> None:
-        with self._lock:
-            for partition in list(partitions):
-                lease = self._leases.pop(partition, None)
-                if lease:
-                    lease.live = False
-                    self.inbox.withdraw(lease)
-
-    def _hand_back_all(self) -> None:
-        """At the end: waits a while for what is in flight, then commits."""
-        until = time.monotonic() + self._grace_s
-        while self._in_flight(list(self._leases)) and time.monotonic() < until:
-            time.sleep(PAUSE_S)
-        self._settle()
-        until = time.monotonic() + REVOKE_GRACE_S
-        while not self._commit() and time.monotonic() < until:
-            self._consumer.pause(*self._consumer.assignment())
-            self._consumer.poll(timeout_ms=POLL_MS)
-        self._lose(list(self._leases))
-
-    # In the consumer's I/O thread.
-
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        partitions = list(revoked)
-        until = time.monotonic() + self._grace_s
-        while self._in_flight(partitions) and time.monotonic() < until:
-            await self._consumer._net.sleep(PAUSE_S)  # its loop has no public way to sleep
-        self._collect()
-        until = time.monotonic() + COMMIT_WITHIN_S
-        while moved := self._moved(partitions):
-            try:
-                await self._consumer.commit_async(moved)
-                break
-            except KafkaError as error:
-                if not isinstance(error, RebalanceInProgressError) or time.monotonic() > until:
-                    # What was acknowledged lately comes again, to the next owner.
-                    log.warning("bus.commit_at_rebalance", group=self.group, error=type(error).__name__)
-                    break
-                await self._consumer._net.sleep(PAUSE_S)
-        self._lose(partitions)
-
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        self._paused = None  # they are not paused, whatever the others are: decide again
-
-    async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        self._lose(lost)

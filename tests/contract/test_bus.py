@@ -1,4 +1,4 @@
-"""What every bus promises. Runs on the embedded adapter, and on Kafka where ETUDE_TEST_KAFKA names a broker."""
+"""What every bus promises. Runs on the embedded adapter, and on Kafka (tests/servers.py)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from shared.bus.batching import batches
 from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
 from shared.contracts.messages import Alert, RunControl
 from shared.contracts.topics import Topic
+from tests.servers import need
 
 MEMBER = Path(__file__).with_name("bus_member.py")
 PATIENCE_S = 45.0  # a promise that is not kept in this time counts as broken
@@ -58,10 +59,7 @@ class World:
 @pytest.fixture(params=["sqlite", "kafka"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "kafka":
-        broker = os.environ.get("ETUDE_TEST_KAFKA")
-        if not broker:
-            pytest.skip("no broker: set ETUDE_TEST_KAFKA=HOST:PORT to hold the Kafka adapter to the same contract")
-        url = f"kafka://{broker}"
+        url = need("ETUDE_BUS")["ETUDE_BUS"]
     else:
         url = f"sqlite:{tmp_path / 'bus.db'}"
     return World(url, Topic(f"test.{uuid.uuid4().hex[:12]}", (Alert,), partitions=8), [])

@@ -1,0 +1,313 @@
+"""The reading side of the bus on Kafka: one consumer in one thread per `deliveries()`.
+
+Invariants
+- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
+  partitions, so that the consumer stays in its group while nothing is read.
+- Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
+  flight before its position is committed and handed over.
+- A consumer that breaks is made anew, after a pause that grows; what it held comes again.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import structlog
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError
+from kafka.structs import OffsetAndMetadata
+
+from shared.bus import BusUnavailable
+from shared.bus.inbox import Inbox, Lease, Received
+from shared.bus.kafka_cluster import Cluster
+from shared.contracts import codec
+from shared.contracts.topics import Topic
+
+POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
+COMMIT_EVERY_S = 0.1
+SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
+METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
+REVOKE_GRACE_S = 5.0
+COMMIT_WITHIN_S = 1.0  # at a rebalance; the others wait for us meanwhile
+PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
+BACK_OFF_S, BACK_OFF_MAX_S = 0.5, 10.0
+
+log = structlog.get_logger()
+
+
+class Writer(Protocol):
+    """What a reader needs of its bus. Both block, and may be called from any thread but the bus's own."""
+
+    cluster: Cluster
+
+    def ensure(self, topics: Sequence[Topic]) -> None:
+        """Makes topics that are not there."""
+
+    def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
+        """To the dead letters, with the reason; durable when it returns."""
+
+
+class Reader(AsyncConsumerRebalanceListener):
+    """One consumer in one thread, from `deliveries()` to the end of its iterator.
+
+    The listener's calls come from the consumer's own I/O thread, while `poll` may be running: `_lock` guards the leases,
+    and is never held over a call to the broker.
+    """
+
+    def __init__(self, bus: Writer, topics: Sequence[Topic], group: str | None, max_in_flight: int, name: str) -> None:
+        self.group = group
+        self._signal = threading.Event()
+        self._lock = threading.RLock()
+        self.inbox = Inbox(max_in_flight, self._signal.set)
+        self._bus = bus
+        self._cluster = bus.cluster
+        self._topics = {bus.cluster.physical(topic.name): topic for topic in topics}
+        self._leases: dict[TopicPartition, Lease] = {}
+        self._burying: list[tuple[Received, str]] = []
+        self._grace_s = REVOKE_GRACE_S
+        self._paused: bool | None = False
+        self._next_commit = 0.0
+        self._back_off_s = BACK_OFF_S
+        self._flushes: list[threading.Event] = []
+        self._name = name
+        self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """The process leaves: what is in flight is not waited for."""
+        self._grace_s = 0.0
+        self.inbox.close()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def flush(self) -> None:
+        """Returns when everything that was settled before the call is committed."""
+        done = threading.Event()
+        self._flushes.append(done)
+        self._signal.set()
+        while not done.wait(0.05) and self.alive:
+            pass
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while not self._over():
+            try:
+                self._read()
+            except (KafkaError, BusUnavailable, OSError) as error:
+                log.error("bus.kafka", error=str(error) or repr(error), topics=list(self._topics), group=self.group)
+                self._lose(list(self._leases))
+                self._rest()
+            except BaseException as error:
+                log.exception("bus.reader_died")
+                self.inbox.close(BusUnavailable(f"the Kafka reader of this process died: {error!r}"))
+        self.inbox.close()
+        for done in self._flushes:
+            done.set()
+
+    def _rest(self) -> None:
+        """After a failure: longer each time, until something was read again; never in step with the others."""
+        until = time.monotonic() + self._back_off_s * random.uniform(0.5, 1.0)
+        self._back_off_s = min(BACK_OFF_MAX_S, 2 * self._back_off_s)
+        while time.monotonic() < until and not self._over():
+            time.sleep(PAUSE_S)
+
+    def _over(self) -> bool:
+        return self.inbox.closed or self.inbox.abandoned
+
+    def _read(self) -> None:
+        """Until the inbox is closed or the consumer breaks."""
+        self._bus.ensure(list(self._topics.values()))
+        consumer = KafkaConsumer(
+            **self._cluster.options(),
+            client_id=self._name,
+            group_id=None if self.group is None else self._cluster.physical(self.group),
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            fetch_max_wait_ms=POLL_MS,
+            metadata_max_age_ms=METADATA_MS,
+            partition_assignment_strategy=(CooperativeStickyAssignor,),
+        )
+        self._consumer = consumer
+        try:
+            if self.group is None:
+                partitions = [TopicPartition(name, p) for name, t in self._topics.items() for p in range(t.partitions)]
+                consumer.assign(partitions)
+                consumer.seek_to_beginning(*partitions)
+            else:
+                for name in self._topics:  # a leader that has not heard of a new topic would assign none of it
+                    consumer.partitions_for_topic(name)
+                consumer.subscribe(list(self._topics), listener=self)
+            while not self._over():
+                self._cycle(consumer)
+            self._hand_back_all()
+        finally:
+            consumer.close(autocommit=False)
+
+    def _cycle(self, consumer: KafkaConsumer) -> None:
+        flushes, self._flushes = self._flushes, []
+        self._settle()
+        if flushes or time.monotonic() >= self._next_commit:
+            if self._commit():
+                for done in flushes:
+                    done.set()
+            else:
+                self._flushes = flushes + self._flushes
+        room = self.inbox.room()
+        if (room <= 0) is not self._paused:
+            self._paused = room <= 0
+            (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
+        if self._paused:
+            consumer.poll(timeout_ms=0)  # stays in the group
+            self._signal.wait(POLL_MS / 1000)
+            self._signal.clear()
+        else:
+            self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
+
+    def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
+        items = []
+        with self._lock:
+            for partition, found in records.items():
+                lease = self._leases.get(partition)
+                if lease is None:
+                    topic = self._topics[partition.topic]
+                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
+                items += [item for record in found if (item := self._receive(lease, record)) is not None]
+        if items:
+            self._back_off_s = BACK_OFF_S
+            self.inbox.offer(items)
+
+    def _receive(self, lease: Lease, record: Any) -> Received | None:
+        """None for a message that cannot be read: it is on its way to the dead letters."""
+        headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
+        key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
+        lease.tracker.give(record.offset)
+        item = Received(self.inbox, lease, key, None, headers, record.offset, data)
+        try:
+            item.message = codec.decode(lease.topic, data, headers)
+        except codec.UnreadableMessage as error:
+            self._burying.append((item, str(error)))
+            return None
+        return item
+
+    def _settle(self) -> None:
+        """Moves the trackers; a buried message counts when its dead letter is durable."""
+        self._collect()
+        with self._lock:
+            burying = list(self._burying)
+        if burying:
+            self._bus.bury(burying, self.group)
+            with self._lock:
+                del self._burying[: len(burying)]
+                for item, _ in burying:
+                    item.lease.tracker.done(item.offset)
+
+    def _collect(self) -> None:
+        with self._lock:
+            for item, reason in self.inbox.drain():
+                if reason is not None:
+                    self._burying.append((item, reason))
+                elif item.lease.live:
+                    item.lease.tracker.done(item.offset)
+
+    def _moved(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What there is to commit."""
+        if self.group is None:
+            return {}
+        with self._lock:
+            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
+            return {
+                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
+                for partition, lease in leases.items()
+                if lease.tracker.position > lease.committed
+            }
+
+    def _commit(self) -> bool:
+        """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
+        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        moved = self._moved(list(self._leases))
+        if not moved:
+            return True
+        try:
+            self._consumer.commit(moved)
+        except RebalanceInProgressError:
+            return False
+        except CommitFailedError as error:  # the group went on without us: somebody else reads them again
+            log.warning("bus.commit_fenced", group=self.group, error=str(error))
+            return True
+        with self._lock:
+            for partition, offset in moved.items():
+                if partition in self._leases:
+                    self._leases[partition].committed = offset.offset
+        return True
+
+    def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
+        """How much of `partitions`, which are being handed back, is with the consumer. Nothing new of them goes out."""
+        count = 0
+        with self._lock:
+            for partition in partitions:
+                if partition in self._leases:
+                    self._leases[partition].revoke_by = time.monotonic() + self._grace_s
+                    count += self.inbox.withdraw(self._leases[partition])
+        return count
+
+    def _lose(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            for partition in list(partitions):
+                lease = self._leases.pop(partition, None)
+                if lease:
+                    lease.live = False
+                    self.inbox.withdraw(lease)
+
+    def _hand_back_all(self) -> None:
+        """At the end: waits a while for what is in flight, then commits."""
+        until = time.monotonic() + self._grace_s
+        while self._in_flight(list(self._leases)) and time.monotonic() < until:
+            time.sleep(PAUSE_S)
+        self._settle()
+        until = time.monotonic() + REVOKE_GRACE_S
+        while not self._commit() and time.monotonic() < until:
+            self._consumer.pause(*self._consumer.assignment())
+            self._consumer.poll(timeout_ms=POLL_MS)
+        self._lose(list(self._leases))
+
+    # In the consumer's I/O thread.
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        partitions = list(revoked)
+        until = time.monotonic() + self._grace_s
+        while self._in_flight(partitions) and time.monotonic() < until:
+            await self._consumer._net.sleep(PAUSE_S)  # its loop has no public way to sleep
+        self._collect()
+        until = time.monotonic() + COMMIT_WITHIN_S
+        while moved := self._moved(partitions):
+            try:
+                await self._consumer.commit_async(moved)
+                break
+            except KafkaError as error:
+                if not isinstance(error, RebalanceInProgressError) or time.monotonic() > until:
+                    # What was acknowledged lately comes again, to the next owner.
+                    log.warning("bus.commit_at_rebalance", group=self.group, error=type(error).__name__)
+                    break
+                await self._consumer._net.sleep(PAUSE_S)
+        self._lose(partitions)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._paused = None  # they are not paused, whatever the others are: decide again
+
+    async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
+        self._lose(lost)

@@ -1,0 +1,58 @@
+"""What a kafka:// URL says, and that no error shows its password."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.bus import connect
+from shared.bus.kafka_cluster import Cluster
+
+
+def test_a_url_names_brokers_login_prefix_and_encryption() -> None:
+    cluster = Cluster.parse("kafka://me:p%40ss@one:9092,[::1]:9093/team-a?tls=1")
+    assert cluster.servers == ("one:9092", "[::1]:9093")
+    assert (cluster.user, cluster.password, cluster.tls) == ("me", "p@ss", True)
+    assert cluster.physical("rollouts.requested") == "team-a.rollouts.requested"
+    options = cluster.options()
+    assert (options["security_protocol"], options["sasl_mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+
+
+def test_without_login_or_prefix_nothing_is_added() -> None:
+    cluster = Cluster.parse("kafka://localhost:9092")
+    assert cluster.physical("alerts") == "alerts"
+    assert cluster.options()["security_protocol"] == "PLAINTEXT"
+    assert not any(name.startswith("sasl") for name in cluster.options())
+
+
+@given(st.text(min_size=1).filter(lambda text: text.isprintable()))
+def test_any_password_arrives_as_it_was_meant_and_is_never_shown(password: str) -> None:
+    cluster = Cluster.parse(f"kafka://me:{quote(password, safe='')}@h:1")
+    assert cluster.password == password
+    assert "password" not in repr(cluster)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://",
+        "kafka://host",
+        "kafka://host:x",
+        "kafka://a:1,b",
+        "kafka://me@h:1",
+        "kafka://h:1?tls=2",
+        "http://h:1",
+    ],
+)
+def test_a_url_that_is_none_says_what_is_allowed(url: str) -> None:
+    with pytest.raises(ValueError, match="ETUDE_BUS"):
+        connect(url, client="t")
+
+
+def test_the_error_hides_a_password() -> None:
+    with pytest.raises(ValueError, match="allowed") as error:
+        Cluster.parse("kafka://me:secret@host")
+    assert "secret" not in str(error.value)
