@@ -13,6 +13,10 @@ State = Annotated[Path, typer.Option("--state", help="Directory for everything l
 def register(app: typer.Typer) -> None:
     for command in (up, down, status, logs, doctor, demo, evaluate):
         app.command(name="eval" if command is evaluate else command.__name__)(command)
+    from etude import letters, topics
+
+    app.add_typer(letters.app, name="dlq")
+    app.add_typer(topics.app, name="topics")
 
 
 def up(
@@ -20,10 +24,23 @@ def up(
     base_port: Annotated[int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)] = 8700,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the services running and return.")] = False,
 ) -> None:
-    """Start every service as its own process on this machine, with the embedded adapters, and keep them alive."""
+    """Start every service as its own process on this machine, and keep them alive. With the embedded adapters, or with
+    the servers that ETUDE_BUS, ETUDE_LEDGER, ETUDE_OBJECTS and ETUDE_JOBS name."""
     from etude.supervisor import run_foreground, spawn_detached
 
+    _require_servers(state)
     (spawn_detached if detach else run_foreground)(state, base_port)
+
+
+def _require_servers(state: Path) -> None:
+    """Ends the command with a text and exit code 1 unless every server that the settings name can be used."""
+    from etude import doctor
+
+    bad = [finding for finding in doctor.servers(state) if not finding.ok]
+    for finding in bad:
+        typer.echo(finding.way_out, err=True)
+    if bad:
+        raise typer.Exit(1)
 
 
 def down(state: State = Path(".etude")) -> None:

@@ -124,6 +124,17 @@ def cores() -> Finding:
     return Finding("cores", True, f"{count}" + ("" if count >= 2 else "; the demo wants two: it will be slow"))
 
 
+def servers(state: Path) -> list[Finding]:
+    """What the settings name and is not embedded."""
+    from etude import reach
+    from shared.settings import ServiceSettings
+
+    answers = reach.ask(ServiceSettings(state=state))
+    return [
+        Finding(what, ok, words if ok else "not usable", "" if ok else words) for what, (ok, words) in answers.items()
+    ]
+
+
 def findings(state: Path) -> list[Finding]:
     checks: list[Callable[[], Finding]] = [
         system,
@@ -134,7 +145,7 @@ def findings(state: Path) -> list[Finding]:
         lambda: disk(state),
         cores,
     ]
-    return [check() for check in checks]
+    return [*(check() for check in checks), *servers(state)]
 
 
 def report(state: Path) -> int:

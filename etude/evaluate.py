@@ -33,15 +33,26 @@ def replicas() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
-def services(checkpoint: Path) -> list[ServiceSpec]:
+def stores_of(state: Path) -> dict[str, str]:
+    """Embedded adapters below `state`, whatever servers this machine's platform is configured to use."""
+    return {
+        "ETUDE_BUS": f"sqlite:{state / 'bus.db'}",
+        "ETUDE_OBJECTS": f"file:{state / 'objects'}",
+        "ETUDE_JOBS": f"sqla+sqlite:///{state / 'jobs.db'}",
+    }
+
+
+def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
     engines = [
         ServiceSpec(
-            f"inference-{i}", "services.inference", {"ETUDE_CHECKPOINT": str(checkpoint), "ETUDE_POOL": "evaluation"}
+            f"inference-{i}",
+            "services.inference",
+            {"ETUDE_CHECKPOINT": str(checkpoint), "ETUDE_POOL": "evaluation", **own},
         )
         for i in range(replicas())
     ]
     others = [
-        ServiceSpec(name, module)
+        ServiceSpec(name, module, own)
         for name, module in (
             ("rollout", "services.rollout"),
             ("reward", "services.reward"),
@@ -59,8 +70,9 @@ async def measure(
     checkpoint = checkpoint.resolve()
     with tempfile.TemporaryDirectory(prefix="etude-eval-") as folder:
         with Supervisor(Path(folder) / "state") as supervisor:
-            objects = stores.connect(f"file:{supervisor.state / 'objects'}")
-            bus = buses.connect(f"sqlite:{supervisor.state / 'bus.db'}", client="etude-eval")
+            own = stores_of(supervisor.state)
+            objects = stores.connect(own["ETUDE_OBJECTS"])
+            bus = buses.connect(own["ETUDE_BUS"], client="etude-eval")
             run = new_run_id()
             from etude.demo.options import DemoOptions
 
@@ -68,7 +80,7 @@ async def measure(
             config = configure(
                 run, DemoOptions(), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
             )
-            supervisor.start(services(checkpoint))
+            supervisor.start(services(checkpoint, own))
             async with Conductor(bus, objects, run) as conductor:
                 await conductor.control("start", config=store_config(objects, config))
                 await conductor.served(0)

@@ -27,6 +27,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
+from shared.settings import ServiceSettings
 from shared.weights.checkpoint_objects import upload_directory
 
 BASE_PORT = 8700
@@ -107,11 +108,12 @@ class _Demo:
                 self._recall()
             else:
                 self._set_aside()
-            objects = stores.connect(f"file:{self.state / 'objects'}")
+            settings = ServiceSettings(state=self.state)  # the same adapters as the services'
+            objects = stores.connect(settings.objects_url)
             if not self.options.resume:
                 await asyncio.to_thread(self._begin, objects)
             config = self._config(objects)
-            bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")
+            bus = buses.connect(settings.bus_url, client="etude-demo")
             supervisor.start(default_specs(BASE_PORT))
             self.console.print(
                 f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"

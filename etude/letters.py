@@ -1,0 +1,160 @@
+"""`etude dlq`: what no service could read or use, why, and the way back once the cause is mended.
+
+The dead letters of a topic are a topic themselves. Being replayed is acknowledging, in a consumer group of its own: a
+letter is put back once, however often and from wherever `replay` is called, and none is ever removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shared import bus as buses
+from shared.bus import Bus, Delivery, dead_letters
+from shared.contracts.codec import Raw
+from shared.contracts.topics import TOPICS, Topic
+from shared.settings import ServiceSettings, Told
+
+REPLAYED = "dlq.replayed"  # the group whose position says what was put back
+NOBODY = "dlq.nobody"  # a group that acknowledges nothing: its lag counts every letter that is kept
+OURS = ("dead-letter-reason", "dead-letter-source")
+AT_A_TIME = 256
+SHOWN_BYTES = 2000
+
+T = TypeVar("T")
+State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+Name = Annotated[str, typer.Argument(help="The topic whose dead letters are meant, e.g. rollouts.finished.")]
+Offset = Annotated[int, typer.Option(help="Only the letter at this place (`show` prints it); -1: all.")]
+
+app = typer.Typer(no_args_is_help=True, help="Messages that no service could read or use: look at them, put them back.")
+console = Console()
+
+
+@app.command(name="list")
+def list_(state: State = Path(".etude")) -> None:
+    """How many dead letters every topic has, and how many of them were never put back."""
+
+    async def counted(bus: Bus) -> list[tuple[str, int, int]]:
+        letters = [dead_letters(topic) for topic in TOPICS.values()]
+        kept, left = await bus.lag(letters, NOBODY), await bus.lag(letters, REPLAYED)
+        return [(topic.name, kept[topic.dead_letter], left[topic.dead_letter]) for topic in TOPICS.values()]
+
+    table = Table("topic", "dead letters", "never put back")
+    for name, kept, left in _with_bus(state, counted):
+        if kept:
+            table.add_row(name, str(kept), str(left))
+    console.print(table if table.row_count else "No dead letters.")
+
+
+@app.command()
+def show(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None:
+    """Print the dead letters of a topic: place, reason, where it came from, headers, bytes."""
+    topic = _topic(name)
+
+    async def printed(bus: Bus) -> int:
+        count = 0
+        async for letter in _kept(bus, topic):
+            if offset in (-1, letter.offset):
+                _print(letter)
+                count += 1
+        return count
+
+    if not _with_bus(state, printed):
+        console.print(f"{name}: no dead letter{'' if offset < 0 else f' at {offset}'}.")
+
+
+@app.command()
+def replay(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None:
+    """Put dead letters back into their topic, byte for byte: all that never were, or the one at --offset (again)."""
+    topic = _topic(name)
+    count = _with_bus(state, lambda bus: _replay_one(bus, topic, offset) if offset >= 0 else _replay_all(bus, topic))
+    console.print(f"{name}: {count} put back.")
+    if offset >= 0 and not count:
+        raise typer.Exit(1)
+
+
+def original(letter: Raw) -> Raw:
+    """The message as it was before it was buried."""
+    return Raw(letter.data, {name: value for name, value in letter.headers.items() if name not in OURS})
+
+
+def as_raw(topic: Topic) -> Topic:
+    """The same topic, for bytes as they are."""
+    return Topic(topic.name, (Raw,), topic.partitions, topic.compacted, topic.retention_h)
+
+
+async def _replay_all(bus: Bus, topic: Topic) -> int:
+    letters = dead_letters(topic)
+    left = (await bus.lag([letters], REPLAYED))[letters.name]
+    deliveries = bus.deliveries([letters], REPLAYED, AT_A_TIME)
+    for _ in range(left):
+        letter = await anext(deliveries)
+        await bus.publish(as_raw(topic), letter.key, original(letter.message))
+        letter.done()
+    return left
+
+
+async def _replay_one(bus: Bus, topic: Topic, offset: int) -> int:
+    async for letter in _kept(bus, topic):
+        if letter.offset == offset:
+            await bus.publish(as_raw(topic), letter.key, original(letter.message))
+            return 1
+    return 0
+
+
+async def _kept(bus: Bus, topic: Topic) -> AsyncIterator[Delivery]:
+    """Every dead letter that is there now, oldest first."""
+    letters = dead_letters(topic)
+    count = (await bus.lag([letters], NOBODY))[letters.name]
+    deliveries = bus.deliveries([letters], None, AT_A_TIME)
+    for _ in range(count):
+        letter = await anext(deliveries)
+        letter.done()
+        yield letter
+
+
+def _print(letter: Delivery) -> None:
+    headers = letter.message.headers
+    console.print(f"[bold]{letter.offset}[/]  key {letter.key}", highlight=False)
+    console.print(f"  reason: {headers.get(OURS[0], '')}", highlight=False, markup=False)
+    console.print(f"  source: {headers.get(OURS[1], '')}", highlight=False, markup=False)
+    console.print(f"  headers: {original(letter.message).headers}", highlight=False, markup=False)
+    data = letter.message.data
+    more = f" … ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
+    console.print(f"  {data[:SHOWN_BYTES].decode('utf-8', 'backslashreplace')}{more}", highlight=False, markup=False)
+
+
+def _topic(name: str) -> Topic:
+    if name not in TOPICS:
+        raise typer.BadParameter(f"found {name!r}; allowed: {', '.join(sorted(TOPICS))}")
+    return TOPICS[name]
+
+
+def _with_bus(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T:
+    """Ends the command with a text and exit code 1 when the bus cannot be used."""
+    try:
+        return asyncio.run(_run(state, work))
+    except (Told, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+async def _run(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T:
+    async with _open(state) as bus:
+        return await work(bus)
+
+
+@asynccontextmanager
+async def _open(state: Path) -> AsyncIterator[Bus]:
+    bus = buses.connect(ServiceSettings(state=state).bus_url, client="etude-dlq")
+    try:
+        yield bus
+    finally:
+        await bus.close()

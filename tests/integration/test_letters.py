@@ -1,0 +1,122 @@
+"""`etude dlq` and `etude topics` on both adapters: what was buried is shown, and comes back once, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from etude import letters, topics
+from shared import bus as buses
+from shared.contracts import topics as t
+from shared.contracts.codec import Raw
+from shared.contracts.messages import Alert
+from shared.settings import ServiceSettings
+from tests.servers import own_platform
+
+pytestmark = pytest.mark.usefixtures("platform_stores")
+BAD = Raw(b'{"type":"Alert","run":1,"text":"\xc3\xa9"}', {"schema": "alerts/1.0", "traceparent": "00-ab-cd-01"})
+
+
+def dlq(state: Path, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(letters.app, [*arguments, "--state", str(state)], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+def read(state: Path, count: int, group: str, *sent: Raw) -> list[Alert]:
+    """Publishes `sent`, then returns the next readable messages of a group of `alerts`."""
+
+    async def go() -> list[Alert]:
+        bus = buses.connect(ServiceSettings(state=state).bus_url, client="test")
+        try:
+            for raw in sent:
+                await bus.publish(letters.as_raw(t.ALERTS), "key", raw)
+            deliveries = bus.deliveries([t.ALERTS], group, 10)
+            got = []
+            async with asyncio.timeout(60):
+                for _ in range(count):
+                    got.append(await anext(deliveries))
+                    got[-1].done()
+                while await bus.lag([t.ALERTS], group) != {"alerts": 0}:  # noqa: ASYNC110 buried ones count when durable
+                    await asyncio.sleep(0.05)
+            return [delivery.message for delivery in got]
+        finally:
+            await bus.close()
+
+    return asyncio.run(go())
+
+
+def good(what: str) -> Raw:
+    return Raw(
+        f'{{"type":"Alert","run":"r","name":"n","severity":"info","what":"{what}"}}'.encode(), {"schema": "alerts/1.0"}
+    )
+
+
+def test_a_buried_message_is_listed_shown_and_put_back_once(tmp_path: Path) -> None:
+    assert dlq(tmp_path, "list") == (0, "No dead letters.\n")
+    assert [a.what for a in read(tmp_path, 1, "g", BAD, good("one"))] == ["one"]
+    code, text = dlq(tmp_path, "list")
+    assert code == 0
+    assert re.search(r"alerts\W+1\W+1\W", text)
+    code, text = dlq(tmp_path, "show", "alerts")
+    assert code == 0
+    for part in ("key key", "Expected `str`, got `int`", "alerts/", "traceparent", '"run":1'):
+        assert part in text
+    assert dlq(tmp_path, "replay", "alerts") == (0, "alerts: 1 put back.\n")
+    assert dlq(tmp_path, "replay", "alerts") == (0, "alerts: 0 put back.\n")
+    assert [a.what for a in read(tmp_path, 1, "g", good("two"))] == ["two"]  # what came back is bad still: buried again
+    assert dlq(tmp_path, "replay", "alerts", "--offset", "0") == (0, "alerts: 1 put back.\n")
+    assert dlq(tmp_path, "replay", "alerts", "--offset", "99")[0] == 1
+
+    async def raw() -> list[Raw]:
+        bus = buses.connect(ServiceSettings(state=tmp_path).bus_url, client="test")
+        try:
+            deliveries = bus.deliveries([letters.as_raw(t.ALERTS)], None, 10)
+            async with asyncio.timeout(60):
+                return [(await anext(deliveries)).message for _ in range(5)]
+        finally:
+            await bus.close()
+
+    assert asyncio.run(raw()) == [BAD, good("one"), BAD, good("two"), BAD]
+
+
+def test_an_unknown_topic_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+    code, text = dlq(tmp_path, "show", "alert")
+    assert code == 2
+    assert "alerts" in text
+
+
+def test_topics_are_compared_with_their_declaration_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: str) -> tuple[int, str]:
+        done = CliRunner().invoke(topics.app, [command, "--state", str(tmp_path)], env={"COLUMNS": "200"})
+        return done.exit_code, done.output
+
+    if ServiceSettings(state=tmp_path).bus_url.startswith("sqlite"):
+        assert run("check")[0] == 0
+        return
+    code, text = run("check")
+    assert code == 1
+    assert text.count("missing") == len(topics.wanted())
+    code, text = run("apply")
+    assert code == 0, text
+    assert run("check") == (0, f"{len(topics.wanted())} topics are as declared.\n")
+    odd = t.Topic("alerts", (Alert,), partitions=3, retention_h=1)
+    monkeypatch.setitem(t.TOPICS, "alerts", odd)
+    code, text = run("check")
+    assert code == 1
+    assert "1 partitions, declared 3" in text
+    assert "retention.ms" in text
+
+
+def test_without_the_right_password_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_platform() as found:
+        server = found["ETUDE_BUS"].partition("@")[2]
+        monkeypatch.setenv("ETUDE_BUS", f"kafka://etude:wrong@{server}")
+        done = CliRunner().invoke(topics.app, ["check", "--state", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "ETUDE_BUS" in done.output
+    assert "refuses user 'etude'" in done.output
+    assert "wrong" not in done.output
