@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.contracts.run import Ref
+from shared.settings import Told
 
 
 class ObjectMissing(KeyError):
@@ -21,7 +22,13 @@ class ObjectDamaged(ValueError):
     """The bytes do not have the size or checksum that the reference names."""
 
 
+class ObjectsUnavailable(Told, OSError):
+    """The store cannot be reached, or does not let us; the text says which setting, what was found and what to do."""
+
+
 class Objects(Protocol):
+    """Every method raises OSError (ObjectsUnavailable, or the disk's own) when the store fails."""
+
     def put(self, key: str, data: bytes) -> Ref: ...
 
     def put_file(self, key: str, path: Path) -> Ref:
@@ -46,7 +53,7 @@ class Objects(Protocol):
 
 def connect(url: str) -> Objects:
     """`file:PATH` (`file:PATH?fsync=1`: an object survives a power loss) or `s3://BUCKET@HOST:PORT` (credentials by
-    ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY; `?secure=1`: TLS)."""
+    ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY; `?secure=1`: TLS). Raises ValueError, ObjectsUnavailable."""
     scheme = url.split(":", 1)[0]
     if scheme == "file":
         from shared.objects.directory import DirectoryObjects

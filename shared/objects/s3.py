@@ -1,7 +1,12 @@
 """Objects in MinIO or any S3.
 
-The checksum (xxh3-128) travels as user metadata, so that `head` needs no download; a get re-computes it. A put is
-atomic by S3's own promise. `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024).
+Invariants
+- A put is atomic by S3's own promise. The checksum (xxh3-128) travels as user metadata, so that `head` needs no download;
+  a get re-computes it.
+- `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024). A request whose answer was lost
+  is sent again and then refused by its own first try: the object carries who wrote it, so that we know our own.
+- A large file goes in parts: a few of them lie in memory, never the whole.
+- A server that is away, hangs or refuses is ObjectsUnavailable after a bounded time.
 """
 
 from __future__ import annotations
@@ -14,70 +19,107 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import certifi
+import urllib3
 import xxhash
 from minio import Minio
-from minio.error import S3Error
+from minio.error import MinioException, S3Error
+from urllib3.exceptions import HTTPError
 
 from shared.contracts.run import Ref
-from shared.objects import ObjectDamaged, ObjectMissing, keys
+from shared.objects import ObjectDamaged, ObjectMissing, ObjectsUnavailable, keys
 from shared.objects.directory import CHUNK
 
-CHECKSUM = "x-amz-meta-xxh3-128"
+PREFIX = "x-amz-meta-"
+CHECKSUM, WRITER = "xxh3-128", "writer"
+# A stopped server accepts no connection, a hanging one sends nothing: callers retry, so a request may fail soon. A part
+# of a large file takes a while on a slow network.
+CONNECT_S, READ_S = 3.0, 20.0
+TRIES = urllib3.Retry(total=2, read=1, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504])
+CONNECTIONS = 32  # kept per process; more threads than that wait for nobody, they open one of their own
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 _MISSING = ("NoSuchKey", "NoSuchObject")
+_ADVICE = {
+    "InvalidAccessKeyId": "the server does not know ETUDE_S3_ACCESS_KEY; set the one it was given",
+    "SignatureDoesNotMatch": "ETUDE_S3_SECRET_KEY does not fit ETUDE_S3_ACCESS_KEY; set both",
+    "AccessDenied": "this access key may not do that; give it a policy to read, write, list and delete in the bucket",
+    "NoSuchBucket": "the bucket is gone; make it again, or name another one in ETUDE_OBJECTS",
+    "XMinioStorageFull": "its disk is full; free some space",
+    "RequestTimeTooSkewed": "its clock and ours differ too much; set them",
+}
 
 
 class S3Objects:
-    def __init__(self, client: Minio, bucket: str) -> None:
+    def __init__(self, client: Minio, bucket: str, where: str) -> None:
+        """`where`: the server, for people."""
         self._client = client
         self._bucket = bucket
+        self._where = where
 
     @classmethod
     def from_url(cls, url: str) -> S3Objects:
-        """`s3://BUCKET@HOST:PORT[?secure=1]`. Makes the bucket if it is not there."""
+        """`s3://BUCKET@HOST:PORT[?secure=1]`. Makes the bucket if it is not there. Raises ValueError, ObjectsUnavailable."""
         match = re.fullmatch(r"s3://(?P<bucket>[a-z0-9.-]{3,63})@(?P<host>[^/?@]+)/?(\?secure=(?P<secure>[01]))?", url)
         if not match:
             raise ValueError(f"objects: found {url!r}; allowed: s3://BUCKET@HOST:PORT, s3://BUCKET@HOST:PORT?secure=1")
         access, secret = os.environ.get("ETUDE_S3_ACCESS_KEY"), os.environ.get("ETUDE_S3_SECRET_KEY")
         if not access or not secret:
             raise ValueError("objects: s3:// needs credentials: set ETUDE_S3_ACCESS_KEY and ETUDE_S3_SECRET_KEY")
-        client = Minio(match["host"], access_key=access, secret_key=secret, secure=match["secure"] == "1")
-        bucket = match["bucket"]
-        if not client.bucket_exists(bucket):
-            with contextlib.suppress(S3Error):  # another service was faster
-                client.make_bucket(bucket)
-        return cls(client, bucket)
+        http = urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
+            retries=TRIES,
+            maxsize=CONNECTIONS,
+            cert_reqs="CERT_REQUIRED",
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        )
+        secure = match["secure"] == "1"
+        client = Minio(match["host"], access_key=access, secret_key=secret, secure=secure, http_client=http)
+        objects = cls(client, match["bucket"], url)
+        with objects._answers():
+            if not client.bucket_exists(match["bucket"]):
+                with contextlib.suppress(
+                    S3Error
+                ):  # another service was faster, or its first use will say what is wrong
+                    client.make_bucket(match["bucket"])
+        return objects
 
     def put(self, key: str, data: bytes) -> Ref:
         checksum = xxhash.xxh3_128_hexdigest(data)
-        self._client.put_object(
-            self._bucket, keys.check(key), io.BytesIO(data), len(data), metadata={"xxh3-128": checksum}
-        )
+        with self._answers(keys.check(key)):
+            self._client.put_object(self._bucket, key, io.BytesIO(data), len(data), metadata={CHECKSUM: checksum})
         return Ref(key=key, size=len(data), checksum=checksum)
 
     def put_file(self, key: str, path: Path) -> Ref:
+        keys.check(key)
         hasher, size = xxhash.xxh3_128(), 0
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):
                 hasher.update(chunk)
                 size += len(chunk)
             file.seek(0)
-            self._client.put_object(
-                self._bucket, keys.check(key), file, size, metadata={"xxh3-128": hasher.hexdigest()}
-            )
-        return Ref(key=key, size=size, checksum=hasher.hexdigest())
+            checksum = hasher.hexdigest()
+            with self._answers(key):
+                self._client.put_object(self._bucket, key, file, size, metadata={CHECKSUM: checksum})
+        return Ref(key=key, size=size, checksum=checksum)
 
     def put_if_absent(self, key: str, data: bytes) -> Ref | None:
-        checksum = xxhash.xxh3_128_hexdigest(data)
-        # The client's public put_object takes no conditional headers; this is the request that it would make.
-        headers: dict[str, str | list[str] | tuple[str]]
-        headers = {"If-None-Match": "*", CHECKSUM: checksum, "Content-Type": "application/octet-stream"}
-        try:
-            self._client._put_object(self._bucket, keys.check(key), data, headers)
-        except S3Error as error:
-            if error.code in _TAKEN:
-                return None
-            raise
+        keys.check(key)
+        checksum, writer = xxhash.xxh3_128_hexdigest(data), uuid.uuid4().hex
+        headers: dict[str, str | list[str] | tuple[str]] = {
+            "If-None-Match": "*",
+            "Content-Type": "application/octet-stream",
+            PREFIX + CHECKSUM: checksum,
+            PREFIX + WRITER: writer,
+        }
+        with self._answers(key):
+            try:
+                # The client's public put_object takes no conditional headers; this is the request that it would make.
+                self._client._put_object(self._bucket, key, data, headers)
+            except S3Error as error:
+                if error.code not in _TAKEN:
+                    raise
+                if self._metadata(key).get(PREFIX + WRITER) != writer:
+                    return None
         return Ref(key=key, size=len(data), checksum=checksum)
 
     def get(self, ref: Ref) -> bytes:
@@ -94,41 +136,58 @@ class S3Objects:
             temporary.unlink(missing_ok=True)
 
     def head(self, key: str) -> Ref:
-        try:
-            found = self._client.stat_object(self._bucket, keys.check(key))
-        except S3Error as error:
-            if error.code in _MISSING:
-                raise ObjectMissing(key) from None
-            raise
-        checksum = (found.metadata or {}).get(CHECKSUM, "")
-        return Ref(key=key, size=found.size or 0, checksum=checksum)
+        keys.check(key)
+        with self._answers(key):
+            metadata = self._metadata(key)
+        return Ref(key=key, size=int(metadata["content-length"]), checksum=metadata.get(PREFIX + CHECKSUM, ""))
 
     def list(self, prefix: str) -> Iterator[str]:
-        for found in self._client.list_objects(self._bucket, prefix=prefix, recursive=True):
-            if found.object_name:
-                yield found.object_name
+        with self._answers():
+            for found in self._client.list_objects(self._bucket, prefix=prefix, recursive=True):
+                if found.object_name:
+                    yield found.object_name
 
     def delete(self, key: str) -> None:
-        self._client.remove_object(self._bucket, keys.check(key))
+        """Deleting what is not there is no error."""
+        with self._answers(keys.check(key)):
+            self._client.remove_object(self._bucket, key)
+
+    def _metadata(self, key: str) -> dict[str, str]:
+        """The headers of an object, names in lower case."""
+        found = self._client.stat_object(self._bucket, key).metadata or {}
+        return {name.lower(): str(value) for name, value in found.items()}
 
     def _chunks(self, ref: Ref) -> Iterator[bytes]:
         """The object's bytes; ends with ObjectDamaged unless they are those that `ref` names."""
-        try:
-            response = self._client.get_object(self._bucket, keys.check(ref.key))
-        except S3Error as error:
-            if error.code in _MISSING:
-                raise ObjectMissing(ref.key) from None
-            raise
+        keys.check(ref.key)
         hasher, size = xxhash.xxh3_128(), 0
-        try:
-            for chunk in response.stream(CHUNK):
-                hasher.update(chunk)
-                size += len(chunk)
-                yield chunk
-        finally:
-            response.close()
-            response.release_conn()
+        with self._answers(ref.key):
+            response = self._client.get_object(self._bucket, ref.key)
+            try:
+                for chunk in response.stream(CHUNK):
+                    hasher.update(chunk)
+                    size += len(chunk)
+                    yield chunk
+            finally:
+                response.close()
+                response.release_conn()
         if (size, hasher.hexdigest()) != (ref.size, ref.checksum):
             raise ObjectDamaged(
                 f"{ref.key}: {size} bytes of checksum {hasher.hexdigest()}, expected {ref.size} of {ref.checksum}"
             )
+
+    @contextlib.contextmanager
+    def _answers(self, key: str = "") -> Iterator[None]:
+        """What the server, or its silence, means to callers."""
+        try:
+            yield
+        except S3Error as error:
+            if error.code in _MISSING:
+                raise ObjectMissing(key) from None
+            advice = _ADVICE.get(error.code or "", error.message or "no reason given")
+            raise ObjectsUnavailable(f"objects (ETUDE_OBJECTS): {self._where} says {error.code}: {advice}") from None
+        except (HTTPError, MinioException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ObjectsUnavailable(
+                f"objects (ETUDE_OBJECTS): no answer from {self._where} ({reason}); is the address right, does it run?"
+            ) from None

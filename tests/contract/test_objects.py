@@ -1,12 +1,17 @@
-"""What every object store promises. Runs on a directory, and on S3 where ETUDE_TEST_S3 names a server and bucket."""
+"""What every object store promises. Runs on a directory, and on S3 (tests/servers.py)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import tracemalloc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,15 +24,15 @@ from hypothesis import strategies as st
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects, connect, keys
 from shared.objects.directory import DirectoryObjects
+from tests.servers import need
 
 
 @pytest.fixture(params=["directory", "s3"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+def objects(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
     if request.param == "s3":
-        url = os.environ.get("ETUDE_TEST_S3")
-        if not url:
-            pytest.skip("no S3 server: set ETUDE_TEST_S3=s3://BUCKET@HOST:PORT and ETUDE_S3_ACCESS_KEY, …_SECRET_KEY")
-        return connect(url)
+        for name, value in need("ETUDE_OBJECTS").items():
+            monkeypatch.setenv(name, value)
+        return connect(os.environ["ETUDE_OBJECTS"])
     return connect(f"file:{tmp_path / 'objects'}")
 
 
@@ -193,3 +198,70 @@ def test_a_temporary_of_a_process_long_dead_is_swept(tmp_path):
 def test_an_url_that_is_none_says_what_is_allowed(url):
     with pytest.raises(ValueError, match="allowed"):
         connect(url)
+
+
+class LosesAnswers:
+    """Before a server: passes everything on, and drops the connection instead of the answer to the first PUT."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.to, self.lost = (host, port), 0
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed: the end of the test
+            while True:
+                client, _ = self.server.accept()
+                threading.Thread(target=self.carry, args=(client,), daemon=True).start()
+
+    def carry(self, client: socket.socket) -> None:
+        asked = b""
+        with client, socket.create_connection(self.to) as server, contextlib.suppress(OSError):
+            while True:
+                ready, _, _ = select.select([client, server], [], [])
+                source, sink = (client, server) if client in ready else (server, client)
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                if source is client:
+                    asked = data[:3] if data[:4] in (b"PUT ", b"GET ", b"HEAD") else asked
+                elif asked == b"PUT" and not self.lost:
+                    self.lost += 1
+                    return
+                sink.sendall(data)
+
+
+def test_a_conditional_put_whose_answer_was_lost_still_knows_that_it_won(prefix, monkeypatch):
+    found = need("ETUDE_OBJECTS")
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    bucket, _, server = found["ETUDE_OBJECTS"].removeprefix("s3://").partition("@")
+    connect(found["ETUDE_OBJECTS"])  # makes the bucket: no answer to lose there
+    host, _, port = server.partition(":")
+    proxy = LosesAnswers(host, int(port))
+    with proxy.server:
+        objects = connect(f"s3://{bucket}@{proxy.address}")
+        first = objects.put_if_absent(f"{prefix}/claim", b"mine")
+        assert proxy.lost == 1
+        assert first is not None
+        assert objects.put_if_absent(f"{prefix}/claim", b"theirs") is None
+        assert objects.get(first) == b"mine"
+
+
+def test_a_file_of_many_parts_goes_through_little_memory(objects, prefix, tmp_path):
+    """Far more than one part, and the peak of memory stays below it."""
+    source, size = tmp_path / "big", 96 << 20
+    with source.open("wb") as file:
+        for i in range(size >> 20):
+            file.write(bytes([i]) * (1 << 20))
+    tracemalloc.start()
+    try:
+        ref = objects.put_file(f"{prefix}/big", source)
+        objects.get_file(ref, tmp_path / "back")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ref.size == size
+    assert (tmp_path / "back").stat().st_size == size
+    assert peak < size / 2
