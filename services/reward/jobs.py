@@ -72,4 +72,7 @@ def celery_app(url: str) -> Celery:
         broker_connection_retry_on_startup=True,
         enable_utc=True,
     )
+    if url.startswith("redis"):
+        # A Redis that hangs must not hold a sender for ever; a worker waits for jobs in looks of a second each.
+        app.conf.broker_transport_options = {"socket_connect_timeout": 5.0, "socket_timeout": 20.0}
     return app

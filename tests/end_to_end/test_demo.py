@@ -29,6 +29,7 @@ def _steps(state: Path) -> int:
     return log.read_text(errors="replace").count('"event": "step"') if log.exists() else 0
 
 
+@pytest.mark.usefixtures("platform_stores")
 @pytest.mark.parametrize("victim", ["trainer"])
 def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_path: Path, victim: str) -> None:
     write(tmp_path / "problems.jsonl", per_function=16)

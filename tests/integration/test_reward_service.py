@@ -1,4 +1,4 @@
-"""Reward and graders as processes of their own, on the embedded adapters: what is finished gets scored, whoever dies."""
+"""Reward and graders as processes of their own: what is finished gets scored, whoever dies."""
 
 from __future__ import annotations
 
@@ -203,6 +203,7 @@ async def platform(state: Path, patience_s: float = 4.0) -> AsyncIterator[Platfo
         await p.bus.close()
 
 
+@pytest.mark.usefixtures("platform_stores")
 def test_right_wrong_and_hopeless_attempts_are_scored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with platform(tmp_path) as p, p.service():
@@ -281,6 +282,7 @@ def test_a_failed_rollout_passes_by(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("platform_stores")
 def test_a_grader_killed_in_mid_batch_loses_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with platform(tmp_path) as p, p.service():
@@ -393,6 +395,7 @@ def test_an_unusable_reward_configuration_fails_its_attempts_by_name(tmp_path: P
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("platform_stores")
 def test_a_grader_that_is_told_to_stop_finishes_its_job(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with platform(tmp_path) as p, p.service():

@@ -1,4 +1,4 @@
-"""The scheduler as a real process on the real bus and a real ledger, killed and doubled."""
+"""The scheduler as a real process on a real bus and a real ledger, killed and doubled."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from shared.bus import Bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import RunConfig
+from shared.settings import ServiceSettings
 from tests.unit.scheduler.world import REF, RUN, config
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +35,8 @@ HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_CONTROL)
 
 
 @pytest.fixture(autouse=True)
-def no_orphans() -> Iterator[None]:
-    """Whatever becomes of a test, its processes end with it."""
+def no_orphans(platform_stores: None) -> Iterator[None]:
+    """Whatever becomes of a test, its processes end with it, before their stores do."""
     yield
     for scheduler in Scheduler.alive:
         if not scheduler.ended():
@@ -104,7 +105,7 @@ class Others:
 
     async def start(self) -> None:
         problems = {f"p{i}": ("debugging", f"cell{i % 5}") for i in range(1000)}
-        ref = stores.connect(f"file:{self.objects}").put(f"runs/{RUN}/config.json", msgspec.json.encode(self.config))
+        ref = stores.connect(self.objects).put(f"runs/{RUN}/config.json", msgspec.json.encode(self.config))
         await self.bus.publish_many(
             [
                 (t.PROBLEMS_ADMITTED, RUN, m.ProblemAdmitted(run=RUN, pack=REF, pack_hidden=REF, problems=problems)),
@@ -114,7 +115,7 @@ class Others:
             ]
         )
 
-    objects: Path
+    objects: str
 
     def publication(self, serial: int) -> list[tuple[t.Topic, str, Any]]:
         published = m.PolicyPublished(run=RUN, serial=serial, incarnation=0, step=serial, parent=-1, manifest=REF)
@@ -170,9 +171,10 @@ class Others:
 
 @contextlib.asynccontextmanager
 async def others(state: Path, run_config: RunConfig) -> AsyncIterator[Others]:
-    bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="others")
+    settings = ServiceSettings(state=state)
+    bus = buses.connect(settings.bus_url, client="others")
     peers = Others(bus, run_config)
-    peers.objects = state / "objects"
+    peers.objects = settings.objects_url
     living = asyncio.create_task(peers.live())
     try:
         await peers.start()
@@ -194,7 +196,7 @@ async def until(there: Callable[[], Any], what: str, seconds: float = 240.0) -> 
 
 def assert_kept(state: Path, peers: Others) -> None:
     """Every promise, and what the bus saw is what the ledger knows."""
-    engine = ledger.connect(f"sqlite:///{state / 'ledger.db'}", read_only=True)
+    engine = ledger.connect(ServiceSettings(state=state).ledger_url, read_only=True)
     report = audit(engine, RUN, max_staleness=2)
     assert report.findings == []
     known = counts(engine, RUN)
