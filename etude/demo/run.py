@@ -16,20 +16,19 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from etude import doctor
 from etude.demo import prepare, report
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import watching
-from etude.supervisor import AlreadyRunning, ServiceSpec, Supervisor, default_specs
+from etude.doctor import BASE_PORT
+from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
 from shared.weights.checkpoint_objects import upload_directory
 
-BASE_PORT = 8700
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
 
@@ -38,15 +37,12 @@ def run(options: DemoOptions) -> int:
     """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted (resume with --resume)."""
     console = Console()
     try:
-        for finding in doctor.findings(options.state):
-            if not finding.ok:
-                raise DemoError(f"{finding.what}: {finding.found}. Way out: {finding.way_out}")
         if options.control == "sft":
             from etude.demo.control import run_control
 
             return asyncio.run(run_control(options, console))
         return asyncio.run(_Demo(options, console).run())
-    except (DemoError, AlreadyRunning, Stalled) as error:
+    except (DemoError, AlreadyRunning, PortsTaken, Stalled) as error:
         console.print(str(error), style="red", highlight=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -103,6 +99,8 @@ class _Demo:
         with Supervisor(
             self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
         ) as supervisor:
+            specs = default_specs(BASE_PORT)
+            require_ports(specs, "end another demo with `etude down --state DIR`")
             if self.options.resume:
                 self._recall()
             else:
@@ -112,7 +110,7 @@ class _Demo:
                 await asyncio.to_thread(self._begin, objects)
             config = self._config(objects)
             bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")
-            supervisor.start(default_specs(BASE_PORT))
+            supervisor.start(specs)
             self.console.print(
                 f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"
             )
