@@ -12,6 +12,8 @@ from etude import doctor as machine
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 
+BasePort = Annotated[int, typer.Option(help="Ports of the services count from here; 0: free ones.", min=0, max=65000)]
+
 
 def register(app: typer.Typer) -> None:
     for command in (up, down, status, logs, doctor, demo, evaluate):
@@ -110,6 +112,7 @@ def demo(
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
+    base_port: BasePort = machine.BASE_PORT,
 ) -> None:
     """Watch a small model learn to repair real Python functions: every service, one command, no GPU."""
     _require_machine(state)
@@ -135,6 +138,7 @@ def demo(
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,
+                base_port=base_port,
             )
         )
     )

@@ -21,7 +21,6 @@ from etude.demo.conduct import Conductor, Stalled
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import watching
-from etude.doctor import BASE_PORT
 from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
@@ -73,7 +72,8 @@ class _Demo:
         known = {**self.memory["options"]}
         for field in ("problems", "pack", "report", "state"):
             known[field] = Path(known[field]) if known[field] else None
-        self.options = DemoOptions(**{**known, "resume": True})
+        # Where it runs is this call's business, what it does the first one's.
+        self.options = DemoOptions(**{**known, "resume": True, "base_port": self.options.base_port})
 
     def _set_aside(self) -> None:
         """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched."""
@@ -99,11 +99,11 @@ class _Demo:
         with Supervisor(
             self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
         ) as supervisor:
-            specs = default_specs(BASE_PORT)
-            require_ports(specs, "end another demo with `etude down --state DIR`")
             if self.options.resume:
                 self._recall()
-            else:
+            specs = default_specs(self.options.base_port)
+            require_ports(specs, "give other ones with --base-port (0: free ones)")
+            if not self.options.resume:
                 self._set_aside()
             objects = stores.connect(f"file:{self.state / 'objects'}")
             if not self.options.resume:
@@ -111,9 +111,8 @@ class _Demo:
             config = self._config(objects)
             bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")
             supervisor.start(specs)
-            self.console.print(
-                f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"
-            )
+            page = next((f"; the page: http://127.0.0.1:{s.port}" for s in specs if s.name == "console" and s.port), "")
+            self.console.print(f"Run {config.run}. `etude status` shows the services{page}", highlight=False)
             try:
                 async with Conductor(bus, objects, config.run) as conductor:
                     return await self._conduct(conductor, supervisor, config, objects)
