@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from etude import doctor as machine
+
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+
+BasePort = Annotated[int, typer.Option(help="Ports of the services count from here; 0: free ones.", min=0, max=65000)]
 
 
 def register(app: typer.Typer) -> None:
@@ -15,12 +20,34 @@ def register(app: typer.Typer) -> None:
         app.command(name="eval" if command is evaluate else command.__name__)(command)
 
 
+def _require_linux() -> None:
+    """What follows needs Linux to be imported at all."""
+    _refuse([machine.system()])
+
+
+def _require_machine(state: Path) -> None:
+    """Before anything is written: what the doctor objects to, with the way out."""
+    _require_linux()
+    _refuse(machine.essentials(state))
+
+
+def _refuse(findings: list[machine.Finding]) -> None:
+    bad = [finding for finding in findings if not finding.ok]
+    for finding in bad:
+        typer.echo(f"{finding.what}: {finding.found}. Way out: {finding.way_out}", err=True)
+    if bad:
+        raise typer.Exit(1)
+
+
 def up(
     state: State = Path(".etude"),
-    base_port: Annotated[int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)] = 8700,
+    base_port: Annotated[
+        int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)
+    ] = machine.BASE_PORT,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the services running and return.")] = False,
 ) -> None:
     """Start every service as its own process on this machine, with the embedded adapters, and keep them alive."""
+    _require_machine(state)
     from etude.supervisor import run_foreground, spawn_detached
 
     (spawn_detached if detach else run_foreground)(state, base_port)
@@ -28,12 +55,16 @@ def up(
 
 def down(state: State = Path(".etude")) -> None:
     """Stop what `etude up` or `etude demo` started: services drain, then leave."""
+    _require_linux()
     from etude.supervisor import stop
 
     stop(state)
 
 
-def status(state: State = Path(".etude"), json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def status(
+    state: State = Path(".etude"),
+    json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+) -> None:
     """Every service: process, port, ready or waiting on what since when."""
     from etude.status import show
 
@@ -43,8 +74,8 @@ def status(state: State = Path(".etude"), json: Annotated[bool, typer.Option("--
 def logs(
     service: Annotated[str | None, typer.Argument(help="One service; all when left out.")] = None,
     state: State = Path(".etude"),
-    follow: Annotated[bool, typer.Option("--follow", "-f")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0)] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added; Ctrl-C ends it.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 40,
 ) -> None:
     """Print the services' logs."""
     from etude.status import show_logs
@@ -53,10 +84,8 @@ def logs(
 
 
 def doctor(state: State = Path(".etude")) -> None:
-    """Check this machine: system, sandboxes, memory, disk, ports. Exit code 1 if the demo cannot run."""
-    from etude.doctor import report
-
-    raise typer.Exit(report(state))
+    """Check this machine: system, packages, sandboxes, memory, disk, cores, ports. Exit code 1 if the demo cannot run."""
+    raise typer.Exit(machine.report(state))
 
 
 def demo(
@@ -83,8 +112,10 @@ def demo(
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
+    base_port: BasePort = machine.BASE_PORT,
 ) -> None:
     """Watch a small model learn to repair real Python functions: every service, one command, no GPU."""
+    _require_machine(state)
     from etude.demo import DemoOptions, run
 
     raise typer.Exit(
@@ -107,6 +138,7 @@ def demo(
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,
+                base_port=base_port,
             )
         )
     )
@@ -120,6 +152,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
+    _require_machine(Path(tempfile.gettempdir()))
     from etude.evaluate import run
 
     raise typer.Exit(run(checkpoint, problems, samples, json, limit))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,8 @@ import xxhash
 from etude.demo.options import DemoOptions
 from shared.contracts.run import Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
 from shared.objects import Objects
-from shared.problems import Hidden, Problem, ProblemError, pack, parse_line
+from shared.problems import Hidden, Problem, ProblemError, pack
+from shared.problems.importing import import_jsonl
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
@@ -98,18 +98,11 @@ def own_pack(path: Path, directory: Path) -> Path:
 
 
 def own_problems(path: Path) -> list[tuple[Problem, Hidden]]:
-    """A user's JSONL file (docs/problems.md). Raises DemoError naming the line and the field."""
+    """A user's JSONL file (docs/problems.md). Raises DemoError naming every bad line and its field."""
     try:
-        lines = path.read_text().splitlines()
-        pairs = [parse_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-    except (ProblemError, OSError, UnicodeDecodeError) as error:
-        raise DemoError(f"{path}: {error}") from None
-    if not pairs:
-        raise DemoError(f"{path}: no problems in it; one JSON object a line is expected (docs/problems.md)")
-    ids = [problem.id for problem, _ in pairs]
-    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
-        raise DemoError(f"{path}: field 'id': {twice!r} stands on more than one line; ids are unique")
-    return pairs
+        return import_jsonl(path)
+    except ProblemError as error:
+        raise DemoError(str(error)) from None
 
 
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:

@@ -16,20 +16,18 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from etude import doctor
 from etude.demo import prepare, report
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import watching
-from etude.supervisor import AlreadyRunning, ServiceSpec, Supervisor, default_specs
+from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
 from shared.weights.checkpoint_objects import upload_directory
 
-BASE_PORT = 8700
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
 
@@ -38,15 +36,12 @@ def run(options: DemoOptions) -> int:
     """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted (resume with --resume)."""
     console = Console()
     try:
-        for finding in doctor.findings(options.state):
-            if not finding.ok:
-                raise DemoError(f"{finding.what}: {finding.found}. Way out: {finding.way_out}")
         if options.control == "sft":
             from etude.demo.control import run_control
 
             return asyncio.run(run_control(options, console))
         return asyncio.run(_Demo(options, console).run())
-    except (DemoError, AlreadyRunning, Stalled) as error:
+    except (DemoError, AlreadyRunning, PortsTaken, Stalled) as error:
         console.print(str(error), style="red", highlight=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -77,7 +72,8 @@ class _Demo:
         known = {**self.memory["options"]}
         for field in ("problems", "pack", "report", "state"):
             known[field] = Path(known[field]) if known[field] else None
-        self.options = DemoOptions(**{**known, "resume": True})
+        # Where it runs is this call's business, what it does the first one's.
+        self.options = DemoOptions(**{**known, "resume": True, "base_port": self.options.base_port})
 
     def _set_aside(self) -> None:
         """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched."""
@@ -105,17 +101,18 @@ class _Demo:
         ) as supervisor:
             if self.options.resume:
                 self._recall()
-            else:
+            specs = default_specs(self.options.base_port)
+            require_ports(specs, "give other ones with --base-port (0: free ones)")
+            if not self.options.resume:
                 self._set_aside()
             objects = stores.connect(f"file:{self.state / 'objects'}")
             if not self.options.resume:
                 await asyncio.to_thread(self._begin, objects)
             config = self._config(objects)
             bus = buses.connect(f"sqlite:{self.state / 'bus.db'}", client="etude-demo")
-            supervisor.start(default_specs(BASE_PORT))
-            self.console.print(
-                f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"
-            )
+            supervisor.start(specs)
+            page = next((f"; the page: http://127.0.0.1:{s.port}" for s in specs if s.name == "console" and s.port), "")
+            self.console.print(f"Run {config.run}. `etude status` shows the services{page}", highlight=False)
             try:
                 async with Conductor(bus, objects, config.run) as conductor:
                     return await self._conduct(conductor, supervisor, config, objects)

@@ -55,7 +55,7 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     id: str = "default"
     solved: float = 1.0
     length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)
-    # Behaviour terms: name -> weight. Known: broken_tool_call, todo_unfinished, no_submit, terminal_only (see services/reward).
+    # Behaviour terms: name -> weight. services/reward/behaviour.py holds them all, and what each of them counts.
     behaviour: dict[str, float] = msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
 
 
@@ -94,7 +94,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     seed: int = 1
-    base: Ref  # the starting checkpoint: a zstd tar is never used; `key` is a prefix of a Hugging Face directory's manifest
+    base: Ref  # the manifest of the starting checkpoint's files (shared.weights.checkpoint_objects)
     pack: Ref  # public part of the problem pack (JSONL); rollout workers read it
     pack_hidden: Ref  # hidden tests; only graders read it
     eval_pack: Ref | None = None

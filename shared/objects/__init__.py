@@ -21,7 +21,15 @@ class ObjectDamaged(ValueError):
     """The bytes do not have the size or checksum that the reference names."""
 
 
+class ObjectsUnavailable(OSError):
+    """The store cannot be reached or does not answer. Trying again later may help: nothing is said about any object.
+    Every adapter turns what its client raises into this or another OSError, so that no caller takes an outage for a
+    missing or damaged object."""
+
+
 class Objects(Protocol):
+    """Every method raises OSError (`ObjectsUnavailable`) while the store is away, and may be repeated then."""
+
     def put(self, key: str, data: bytes) -> Ref: ...
 
     def put_file(self, key: str, path: Path) -> Ref:
