@@ -16,7 +16,7 @@ BasePort = Annotated[int, typer.Option(help="Ports of the services count from he
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, logs, doctor, demo, evaluate):
+    for command in (up, down, start, status, logs, doctor, demo, evaluate):
         app.command(name="eval" if command is evaluate else command.__name__)(command)
 
 
@@ -59,6 +59,24 @@ def down(state: State = Path(".etude")) -> None:
     from etude.supervisor import stop
 
     stop(state)
+
+
+def start(
+    pack: Annotated[
+        Path, typer.Option(help="Pack to practise on; made from this machine's Python code if missing.")
+    ] = Path(".cache/pack"),
+    problems: Annotated[
+        Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
+    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+) -> None:
+    """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
+    from etude.demo import DemoOptions
+    from etude.start import run
+
+    raise typer.Exit(run(DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps)))
 
 
 def status(

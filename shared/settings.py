@@ -6,6 +6,7 @@ The URL of an outside system chooses its adapter. Defaults are the embedded ones
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,11 @@ class ServiceSettings(BaseSettings):
     s3_access_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     host: str = Field("127.0.0.1", description="Address that the HTTP endpoints bind to.")
+    advertise: str = Field(
+        "",
+        description="Name or address under which other machines reach `host`; empty: `host`, or where that is a "
+        "wildcard (0.0.0.0, ::) this machine's name.",
+    )
     port: int = Field(0, ge=0, le=65535, description="Port of this service's HTTP endpoints; 0: a free one.")
     name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
     logs: str = Field(
@@ -50,6 +56,13 @@ class ServiceSettings(BaseSettings):
         path = os.environ.get("ETUDE_CONFIG")
         toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
         return (init_settings, env_settings, *toml)
+
+    @property
+    def reachable(self) -> str:
+        """Under which name or address the others reach this service. A wildcard is none: it means every machine itself."""
+        if self.advertise:
+            return self.advertise
+        return socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
 
     @property
     def bus_url(self) -> str:

@@ -8,7 +8,7 @@ import json
 import shutil
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from etude.demo.watch import watching
 from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
-from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
-from shared.weights.checkpoint_objects import upload_directory
 
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
@@ -121,20 +119,9 @@ class _Demo:
 
     def _begin(self, objects: stores.Objects) -> None:
         options, started = self.options, time.time()
-        if not (prepare.BASE / "config.json").exists():
-            raise DemoError(f"{prepare.BASE}: the base policy is missing; `make base` makes it")
-        run = new_run_id()
-        if options.problems:
-            pack = prepare.own_pack(options.problems, self.state / "own-pack")
-        else:
-            pack = options.pack or prepare.make_pack()
-        practice, held_out = prepare.upload_pack(objects, pack, "rl"), prepare.upload_pack(objects, pack, "held_out")
-        config = prepare.configure(
-            run, options, upload_directory(objects, f"runs/{run}/base", prepare.BASE), practice, held_out
-        )
-        ref = prepare.store_config(objects, config)
+        config, ref = prepare.new_run(objects, replace(options, state=self.state))
         self._remember(
-            run=run,
+            run=config.run,
             config=msgspec.to_builtins(ref),
             options=asdict(options),
             phase="before",

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from shared.bus import metrics
 from shared.bus.tracking import OffsetTracker
 from shared.contracts.topics import Topic
 
@@ -76,11 +77,12 @@ class Received:
 
 
 class Inbox:
-    def __init__(self, max_in_flight: int, wake: Callable[[], None]) -> None:
-        """`wake` asks the I/O thread for a look: there is room, or somebody closed."""
+    def __init__(self, max_in_flight: int, wake: Callable[[], None], group: str | None = None) -> None:
+        """`wake` asks the I/O thread for a look: there is room, or somebody closed. `group` is for the metrics."""
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight: found {max_in_flight}, allowed: at least 1")
         self.max_in_flight = max_in_flight
+        self.group = group
         self.capacity = min(max(max_in_flight, 16), READ_AHEAD)
         self.failure: BaseException | None = None
         self.closed = False
@@ -165,6 +167,7 @@ class Inbox:
             if item is not None:
                 if low:
                     self._wake()
+                metrics.taken(item.topic.name, self.group, item.headers)
                 return item
             try:
                 if due_in is None:
@@ -182,12 +185,14 @@ class Inbox:
         with self._lock:
             if self._give_back(item):
                 self._settled.append((item, reason))
+        metrics.answered(item.topic.name, self.group, "done" if reason is None else "buried")
 
     def park(self, item: Received, after_s: float) -> None:
         with self._lock:
             if self._give_back(item) and item.lease.live and item.lease.revoke_by is None and not self.closed:
                 heapq.heappush(self._parked, (time.monotonic() + max(0.0, after_s), next(self._order), item))
                 self._notify()
+        metrics.answered(item.topic.name, self.group, "retried")
 
     # Under the lock.
 

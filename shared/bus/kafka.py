@@ -234,7 +234,7 @@ class _Reader(AsyncConsumerRebalanceListener):
         self.group = group
         self._signal = threading.Event()
         self._lock = threading.RLock()
-        self.inbox = Inbox(max_in_flight, self._signal.set)
+        self.inbox = Inbox(max_in_flight, self._signal.set, group)
         self._bus = bus
         self._topics = {topic.name: topic for topic in topics}
         self._leases: dict[TopicPartition, Lease] = {}

@@ -118,7 +118,7 @@ class SqliteBus:
             await asyncio.wrap_future(self._worker.append(rows))
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
-        inbox = Inbox(max_in_flight, self._worker.wake)
+        inbox = Inbox(max_in_flight, self._worker.wake, group)
         self._worker.subscribe(topics, group, inbox)
         return Deliveries(inbox)
 
