@@ -6,8 +6,11 @@ The URL of an outside system chooses its adapter. Defaults are the embedded ones
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +18,8 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 S = TypeVar("S", bound="ServiceSettings")
+CLOSE = 0.9  # likeness of two names above which one is taken for a slip of the pen
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
 
 
 class ServiceSettings(BaseSettings):
@@ -86,8 +91,12 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     ends the process with code 2 and a text that names the field, the value and what is allowed."""
     argv = sys.argv[1:] if argv is None else argv
     try:
+        _check_sources(cls)
         settings = cls()
-    except ValidationError as error:
+    except (OSError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            print(f"{cls.__name__}: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         for problem in error.errors():
             field = ".".join(str(part) for part in problem["loc"])
             known = "" if problem["type"] != "extra_forbidden" else f"; known: {', '.join(sorted(cls.model_fields))}"
@@ -110,7 +119,31 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     return settings
 
 
+def _check_sources(cls: type[ServiceSettings]) -> None:
+    """What the sources themselves pass over in silence: a file that is not there or not TOML, and a variable that is
+    almost a setting. (Others may be some other service's: all of them share one environment.)"""
+    if path := os.environ.get("ETUDE_CONFIG"):
+        try:
+            with open(path, "rb") as file:
+                tomllib.load(file)
+        except OSError as error:
+            raise ValueError(f"ETUDE_CONFIG: found {path!r}: {error.strerror}; allowed: a readable TOML file") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"ETUDE_CONFIG: {path} is no TOML: {error}") from None
+    known = {f"ETUDE_{name.upper()}" for name in cls.model_fields}
+    for name in sorted(os.environ):
+        if name.startswith("ETUDE_") and name not in known and (like := get_close_matches(name, known, 1, CLOSE)):
+            raise ValueError(f"setting {name}: not known; did you mean {like[0]}?")
+
+
 def dump(settings: ServiceSettings) -> str:
-    """The resolved settings, one `name = value` a line, secrets masked."""
+    """The resolved settings, one `name = value` a line, secrets masked, passwords in URLs too."""
     values: dict[str, Any] = settings.model_dump(mode="json")
-    return "\n".join(f"{name} = {value!r}" for name, value in values.items())
+    return "\n".join(
+        f"{name} = {masked(value) if isinstance(value, str) else value!r}" for name, value in values.items()
+    )
+
+
+def masked(url: str) -> str:
+    """For people: the password of a URL replaced by stars."""
+    return _PASSWORD.sub(r"\1***@", url)

@@ -127,9 +127,11 @@ class Health:
         self.url = f"http://{_in_url(self.settings.reachable)}:{port}"
         self._file = self.settings.state / "run" / f"{self.name}.json"
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(
+        written = self._file.with_suffix(".tmp")  # whole or not at all: `etude status` and others read it at any time
+        written.write_text(
             json.dumps({"service": self.service, "name": self.name, "pid": os.getpid(), "url": self.url})
         )
+        written.replace(self._file)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -93,6 +93,7 @@ class Inbox:
         self._parked: list[tuple[float, int, Received]] = []  # heap by due time (monotonic)
         self._settled: list[tuple[Received, str | None]] = []
         self._in_flight = 0
+        self._short = False  # the I/O thread stopped reading for want of room; there may be more
         self._order = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -105,11 +106,14 @@ class Inbox:
         with self._lock:
             if self.closed or len(self._parked) >= PARKED_MAX:
                 return 0
-            return self.capacity - len(self._ready)
+            left = self.capacity - len(self._ready)
+            self._short = left <= 0
+            return left
 
     def offer(self, items: list[Received]) -> None:
         with self._lock:
             self._ready.extend(items)
+            self._short = len(self._ready) >= self.capacity
             self._notify()
 
     def drain(self) -> list[tuple[Received, str | None]]:
@@ -163,9 +167,10 @@ class Inbox:
                 if item is None:
                     self._event.clear()
                     self._waiting += 1
-                low = len(self._ready) * 2 <= self.capacity
+                wanted = item is not None and self._short and len(self._ready) * 2 <= self.capacity
+                self._short = self._short and not wanted
             if item is not None:
-                if low:
+                if wanted:  # else it looks by itself; to wake it for every message would cost a look each
                     self._wake()
                 metrics.taken(item.topic.name, self.group, item.headers)
                 return item
