@@ -5,7 +5,7 @@ DEMO ?=
 BASE ?=
 PYTEST ?=
 
-.PHONY: help setup demo test lint format types ci nightly base pack bench lock clean
+.PHONY: help setup demo test lint format types ci nightly chart reference base pack bench lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -30,8 +30,14 @@ format: setup    ## ruff's formatter and its safe fixes
 
 ci: lint test    ## what every change must pass (at most 60 minutes)
 
-nightly: ci bench  ## long kills, soaks, full benchmarks
+nightly: ci bench chart  ## long kills, soaks, full benchmarks
 	@OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow" --timeout=3600
+
+chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
+	@$(BIN)/python -m infra.helm.check
+
+reference: setup ## write dashboards and reference pages anew from the code
+	@$(BIN)/python -m infra.generate
 
 pack: setup      ## problems from the Python code on this machine (cached)
 	@$(BIN)/etude tasks mutate --out .cache/pack
