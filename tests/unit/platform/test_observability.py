@@ -159,3 +159,20 @@ def test_every_alert_is_tried_and_says_what_to_do():
             assert rule["annotations"].keys() == {"summary", "action"}
             assert rule["labels"]["severity"] in ("warning", "critical")
             assert rule["alert"] in tried
+
+
+def test_the_guide_names_tests_and_commands_that_exist():
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    held = set(re.findall(r"`(test_\w+)`", guide))
+    written = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert held
+    assert held <= written
+    known = {setting.name for rows in declared.settings().values() for setting in rows}
+    variables = set(re.findall(r"\bETUDE_[A-Z0-9_]+", guide)) - set(
+        re.findall(r"^#?(ETUDE_\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    )
+    assert variables <= known
+    panels = {one.title for dashboard in DASHBOARDS.values() for one in dashboard.panels()}
+    assert {"Busy graders", "What attempts wait for"} <= panels
