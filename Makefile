@@ -5,7 +5,7 @@ DEMO ?=
 BASE ?=
 PYTEST ?=
 
-.PHONY: help setup demo test lint format types ci nightly chart reference base pack bench lock clean
+.PHONY: help setup demo test lint format types ci nightly chart images reference base pack bench lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -35,6 +35,9 @@ nightly: ci bench chart  ## long kills, soaks, full benchmarks
 
 chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
 	@$(BIN)/python -m infra.helm.check
+
+images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
+	@infra/docker/local/build.sh
 
 reference: setup ## write dashboards and reference pages anew from the code
 	@$(BIN)/python -m infra.generate

@@ -199,3 +199,14 @@ def test_the_profile_allows_what_namespaces_need_and_refuses_the_rest():
     assert not free & set(dangerous)
     for rule in profile["syscalls"]:  # conditions would read as none where the file is taken as the OCI's plain format
         assert not {"includes", "excludes"} & rule.keys()
+
+
+def test_without_an_image_registry_every_image_has_a_recipe_of_its_own():
+    local = ROOT / "infra" / "docker" / "local"
+    override = yaml.safe_load((local / "compose.yml").read_text())["services"]
+    assert override.keys() == ALL.keys()
+    for name, service in override.items():
+        if name in OURS:
+            assert service["build"]["args"]["PYTHON"] == "etude-local/python:3.11"
+        elif name != "grafana":  # nobody packages it
+            assert (local / service["image"].removeprefix("etude-local/") / "Dockerfile").exists()
