@@ -20,7 +20,8 @@ from tests.end_to_end.problems import write
 
 def test_a_started_run_is_one_message_whose_configuration_and_parts_are_all_in_the_store(tmp_path):
     settings = ServiceSettings(state=tmp_path)
-    problems = write(tmp_path / "mine.jsonl")
+    problems = tmp_path / "mine.jsonl"
+    write(problems)
 
     async def scenario() -> tuple[str, RunConfig]:
         run = await announce(DemoOptions(problems=problems, minutes=3.0, seed=7), settings)
