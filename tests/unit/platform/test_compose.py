@@ -191,7 +191,17 @@ def test_the_profile_allows_what_namespaces_need_and_refuses_the_rest():
     }
     assert {"clone", "mount", "umount2", "pivot_root", "sethostname"} <= free
     dangerous = (
-        *("bpf", "setns", "unshare", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot"),
+        *(
+            "bpf",
+            "setns",
+            "unshare",
+            "init_module",
+            "finit_module",
+            "delete_module",
+            "kexec_load",
+            "kexec_file_load",
+            "reboot",
+        ),
         *("iopl", "ioperm", "acct", "swapon", "swapoff", "open_by_handle_at", "perf_event_open", "keyctl", "add_key"),
         *("request_key", "userfaultfd", "quotactl", "fsopen", "fsmount", "fsconfig", "fspick", "open_tree", "clone3"),
         *("move_mount", "mount_setattr", "io_uring_setup", "nfsservctl", "chroot", "syslog", "settimeofday"),
