@@ -5,7 +5,8 @@ DEMO ?=
 BASE ?=
 PYTEST ?=
 
-.PHONY: help setup demo test lint format types ci nightly base pack bench lock clean servers servers-down
+.PHONY: help setup demo test lint format types ci nightly servers servers-down chart images reference base pack bench \
+        lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 14
@@ -38,8 +39,17 @@ ci: lint         ## what every change must pass, real servers included (at most 
 	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
-nightly: ci bench  ## long kills, soaks, full benchmarks
+nightly: ci bench chart  ## long kills, soaks, full benchmarks
 	@OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow" --timeout=3600
+
+chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
+	@$(BIN)/python -m infra.helm.check
+
+images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
+	@infra/docker/local/build.sh
+
+reference: setup ## write dashboards and reference pages anew from the code
+	@$(BIN)/python -m infra.generate
 
 pack: setup      ## problems from the Python code on this machine (cached)
 	@$(BIN)/etude tasks mutate --out .cache/pack

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from etude import doctor as machine
+
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+
+BasePort = Annotated[int, typer.Option(help="Ports of the services count from here; 0: free ones.", min=0, max=65000)]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, logs, doctor, demo, evaluate):
+    for command in (up, down, start, status, logs, doctor, demo, evaluate):
         app.command(name="eval" if command is evaluate else command.__name__)(command)
     from etude import letters, topics
 
@@ -19,24 +24,44 @@ def register(app: typer.Typer) -> None:
     app.add_typer(topics.app, name="topics")
 
 
+def _require_linux() -> None:
+    """What follows needs Linux to be imported at all."""
+    _refuse([machine.system()])
+
+
+def _require_machine(state: Path) -> None:
+    """Before anything is written: what the doctor objects to, with the way out."""
+    _require_linux()
+    _refuse(machine.essentials(state))
+
+
+def _refuse(findings: list[machine.Finding]) -> None:
+    bad = [finding for finding in findings if not finding.ok]
+    for finding in bad:
+        typer.echo(f"{finding.what}: {finding.found}. Way out: {finding.way_out}", err=True)
+    if bad:
+        raise typer.Exit(1)
+
+
 def up(
     state: State = Path(".etude"),
-    base_port: Annotated[int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)] = 8700,
+    base_port: Annotated[
+        int, typer.Option(help="Ports count from here; 0: free ones.", min=0, max=65000)
+    ] = machine.BASE_PORT,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the services running and return.")] = False,
 ) -> None:
     """Start every service as its own process on this machine, and keep them alive. With the embedded adapters, or with
     the servers that ETUDE_BUS, ETUDE_LEDGER, ETUDE_OBJECTS and ETUDE_JOBS name."""
+    _require_machine(state)
+    _require_servers(state)
     from etude.supervisor import run_foreground, spawn_detached
 
-    _require_servers(state)
     (spawn_detached if detach else run_foreground)(state, base_port)
 
 
 def _require_servers(state: Path) -> None:
     """Ends the command with a text and exit code 1 unless every server that the settings name can be used."""
-    from etude import doctor
-
-    bad = [finding for finding in doctor.servers(state) if not finding.ok]
+    bad = [finding for finding in machine.servers(state) if not finding.ok]
     for finding in bad:
         typer.echo(finding.way_out, err=True)
     if bad:
@@ -45,12 +70,34 @@ def _require_servers(state: Path) -> None:
 
 def down(state: State = Path(".etude")) -> None:
     """Stop what `etude up` or `etude demo` started: services drain, then leave."""
+    _require_linux()
     from etude.supervisor import stop
 
     stop(state)
 
 
-def status(state: State = Path(".etude"), json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def start(
+    pack: Annotated[
+        Path, typer.Option(help="Pack to practise on; made from this machine's Python code if missing.")
+    ] = Path(".cache/pack"),
+    problems: Annotated[
+        Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
+    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+) -> None:
+    """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
+    from etude.demo import DemoOptions
+    from etude.start import run
+
+    raise typer.Exit(run(DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps)))
+
+
+def status(
+    state: State = Path(".etude"),
+    json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+) -> None:
     """Every service: process, port, ready or waiting on what since when."""
     from etude.status import show
 
@@ -60,8 +107,8 @@ def status(state: State = Path(".etude"), json: Annotated[bool, typer.Option("--
 def logs(
     service: Annotated[str | None, typer.Argument(help="One service; all when left out.")] = None,
     state: State = Path(".etude"),
-    follow: Annotated[bool, typer.Option("--follow", "-f")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0)] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added; Ctrl-C ends it.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 40,
 ) -> None:
     """Print the services' logs."""
     from etude.status import show_logs
@@ -70,10 +117,8 @@ def logs(
 
 
 def doctor(state: State = Path(".etude")) -> None:
-    """Check this machine: system, sandboxes, memory, disk, ports. Exit code 1 if the demo cannot run."""
-    from etude.doctor import report
-
-    raise typer.Exit(report(state))
+    """Check this machine: system, packages, sandboxes, memory, disk, cores, ports. Exit code 1 if the demo cannot run."""
+    raise typer.Exit(machine.report(state))
 
 
 def demo(
@@ -100,8 +145,11 @@ def demo(
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
+    base_port: BasePort = machine.BASE_PORT,
 ) -> None:
     """Watch a small model learn to repair real Python functions: every service, one command, no GPU."""
+    _require_machine(state)
+    _require_servers(state)
     from etude.demo import DemoOptions, run
 
     raise typer.Exit(
@@ -124,6 +172,7 @@ def demo(
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,
+                base_port=base_port,
             )
         )
     )
@@ -137,6 +186,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
+    _require_machine(Path(tempfile.gettempdir()))
     from etude.evaluate import run
 
     raise typer.Exit(run(checkpoint, problems, samples, json, limit))

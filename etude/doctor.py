@@ -1,6 +1,6 @@
 """`etude doctor`: can this machine run the demo, and if not, what is the way out.
 
-Each check is a function that returns a `Finding`; the demo runs the same checks before it writes anything.
+Each check is a function that returns a `Finding`; whatever starts services runs the same checks before it writes anything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 
 MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
 DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
+BASE_PORT = 8700  # ports of `etude up` and of the demo count from here
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +136,30 @@ def servers(state: Path) -> list[Finding]:
     ]
 
 
+def ports() -> Finding:
+    """The demo's, unless they are a demo's that runs now: `etude status` knows those."""
+    from etude.supervisor import default_specs, taken_ports
+
+    specs = default_specs(BASE_PORT)
+    taken = taken_ports(specs)
+    return Finding(
+        f"ports {BASE_PORT} to {BASE_PORT + len(specs) - 1}",
+        not taken,
+        "free" if not taken else f"in use: {', '.join(map(str, taken))}",
+        "end what uses them (`etude status`, `etude down`); `etude up --base-port N` takes others",
+    )
+
+
+def essentials(state: Path) -> list[Finding]:
+    """What every command that starts services needs."""
+    checks: list[Callable[[], Finding]] = [system, python, packages, sandbox, memory, lambda: disk(state)]
+    return [check() for check in checks]
+
+
 def findings(state: Path) -> list[Finding]:
-    checks: list[Callable[[], Finding]] = [
-        system,
-        python,
-        packages,
-        sandbox,
-        memory,
-        lambda: disk(state),
-        cores,
-    ]
-    return [*(check() for check in checks), *servers(state)]
+    """What `etude doctor` looks at."""
+    found = [*essentials(state), cores()]
+    return [*found, ports(), *servers(state)] if found[0].ok else found  # what they need cannot be imported elsewhere
 
 
 def report(state: Path) -> int:

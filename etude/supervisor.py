@@ -11,11 +11,13 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,12 +29,18 @@ from typing import IO
 
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
+DETACH_S = 20.0  # a busy machine imports slowly
 SUPERSEDED = 3  # exit code
 LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
+LOCK = "supervisor.lock"  # in the state directory; holds the process id of whoever holds it
 
 
 class AlreadyRunning(RuntimeError):
     """Another supervisor holds this state directory."""
+
+
+class PortsTaken(RuntimeError):
+    """A port that a service was to have belongs to another program; the text names it and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +117,22 @@ class _Child:
             )
         self.started = time.monotonic()
 
+    def _start(self, now: float, say: Callable[[str], None]) -> None:
+        """A disk that is full or a machine without processes left must not end whoever watches the others."""
+        try:
+            self.start()
+        except OSError as error:
+            self.next_start = now + self.delay
+            say(f"{self.spec.name} cannot be started: {error}; trying again in {self.delay:g} s")
+            self.delay = min(LAST_DELAY_S, self.delay * 2)
+
     def tick(self, now: float, say: Callable[[str], None]) -> None:
         """Reaps and restarts. Called a few times a second."""
         if not self.wanted:
             return
         if self.process is None:
             if now >= self.next_start:
-                self.start()
+                self._start(now, say)
             return
         code = self.process.poll()
         if code is None:
@@ -150,22 +167,24 @@ class Supervisor:
         self._guard = threading.RLock()
         self._leave = threading.Event()
         self._lock_file: IO[str] | None = None
+        self._written = ""  # what supervisor.json says
         # The death signal follows the thread that forked: children must be started by a thread that lives on.
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
     def __enter__(self) -> Supervisor:
         self.state.mkdir(parents=True, exist_ok=True)
-        lock = (self.state / "supervisor.lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+        lock = (self.state / LOCK).open("a+")
+        for _ in range(5):  # `holder` takes the lock for an instant to see whether it is free
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.05)
+        else:
             lock.close()
             raise AlreadyRunning(
-                f"{self.state}: already in use by the supervisor with process id {holder}; "
+                f"{self.state}: already in use by the supervisor with process id {holder(self.state) or 'unknown'}; "
                 "end it with `etude down`, or give another folder with --state"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -204,7 +223,8 @@ class Supervisor:
             with self._guard:
                 for child in self._children.values():
                     child.tick(now, self.say)
-                self._write_state()
+                with contextlib.suppress(OSError):  # only `etude status` reads it; the next turn tries again
+                    self._write_state()
 
     def _write_state(self) -> None:
         rows = {
@@ -218,7 +238,7 @@ class Supervisor:
         }
         text = json.dumps({"pid": os.getpid(), "services": rows}, sort_keys=True)
         path = self.state / "supervisor.json"
-        if getattr(self, "_written", None) != text:
+        if self._written != text:
             temporary = path.with_suffix(".tmp")
             temporary.write_text(text)
             temporary.replace(path)
@@ -235,6 +255,40 @@ class Supervisor:
         (self.state / "supervisor.json").unlink(missing_ok=True)
         if self._lock_file:
             self._lock_file.close()
+
+
+def holder(state: Path) -> int | None:
+    """Process id of the supervisor of this state directory, by its lock; None: there is none. A file that a killed one
+    left behind names a process that may be anybody's by now, so the file alone is never believed."""
+    try:
+        with (state / LOCK).open("r+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return int(lock.read().strip() or 0) or None
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def taken_ports(specs: Iterable[ServiceSpec]) -> list[int]:
+    """Of the fixed ports that these services want, those that somebody else listens on."""
+    taken, host = [], os.environ.get("ETUDE_HOST") or "127.0.0.1"
+    for port in (spec.port for spec in specs if spec.port):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the services do
+            try:
+                probe.bind((host, port))
+            except OSError:
+                taken.append(port)
+    return taken
+
+
+def require_ports(specs: Iterable[ServiceSpec], way_out: str) -> None:
+    """Raises PortsTaken, which names the ports and the way out."""
+    if taken := taken_ports(specs):
+        ports = ", ".join(map(str, taken))
+        raise PortsTaken(f"port {ports}: in use by another program; end it, or {way_out}")
 
 
 def _end(processes: list[subprocess.Popen[bytes]], grace_s: float) -> None:
@@ -257,19 +311,24 @@ def run_foreground(state: Path, base_port: int) -> None:
         signal.signal(number, lambda *_: leave.set())
     try:
         with Supervisor(state) as supervisor:
-            supervisor.start(default_specs(base_port))
+            specs = default_specs(base_port)
+            require_ports(specs, "give other ones with --base-port (0: free ones)")
+            supervisor.start(specs)
             print(f"Services are starting; state in {supervisor.state}. `etude status` shows them, Ctrl-C ends them.")
             leave.wait()
             print("Stopping: services drain …")
-    except AlreadyRunning as error:
+    except (AlreadyRunning, PortsTaken) as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
 
 
 def spawn_detached(state: Path, base_port: int) -> None:
-    """`etude up --detach`: the same in a session of its own."""
+    """`etude up --detach`: the same in a session of its own. Returns when that one holds the state directory and has
+    started its services."""
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "supervisor.log").open("ab") as log:
+    path = state / "supervisor.log"
+    with path.open("ab") as log:
+        before = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "etude.cli", "up", "--state", str(state), "--base-port", str(base_port)],
             stdin=subprocess.DEVNULL,
@@ -277,26 +336,38 @@ def spawn_detached(state: Path, base_port: int) -> None:
             stderr=log,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DETACH_S
     while time.monotonic() < deadline and process.poll() is None:
-        if (state / "supervisor.json").exists():
+        if _written_by(state) == process.pid:
             print(f"Running in the background (process {process.pid}). `etude status`, `etude logs -f`, `etude down`.")
             return
         time.sleep(0.1)
-    print((state / "supervisor.log").read_text()[-600:], file=sys.stderr)
+    if process.poll() is None:
+        process.terminate()
+    print(path.read_bytes()[before:].decode(errors="replace").strip()[-2000:], file=sys.stderr)
     raise SystemExit(1)
+
+
+def _written_by(state: Path) -> int:
+    """Which supervisor wrote supervisor.json and started services; 0: none."""
+    try:
+        found = json.loads((state / "supervisor.json").read_text())
+        return int(found["pid"]) if found["services"] else 0
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def stop(state: Path) -> None:
     """`etude down`."""
-    path = state / "supervisor.json"
-    try:
-        pid = int(json.loads(path.read_text())["pid"])
-        os.kill(pid, signal.SIGTERM)
-    except (FileNotFoundError, ProcessLookupError):
+    pid = holder(state)
+    if pid is None:
         print(f"{state}: nothing is running here")
         return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S + 10
-    while path.exists() and time.monotonic() < deadline:
+    while holder(state) == pid and time.monotonic() < deadline:
         time.sleep(0.1)
-    print("Stopped." if not path.exists() else f"Process {pid} has not ended yet; `etude status` shows what is left.")
+    print(
+        "Stopped." if holder(state) != pid else f"Process {pid} has not ended yet; `etude status` shows what is left."
+    )

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
+import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +18,8 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 S = TypeVar("S", bound="ServiceSettings")
+CLOSE = 0.9  # likeness of two names above which one is taken for a slip of the pen
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
 
 
 class Told(Exception):
@@ -38,6 +43,11 @@ class ServiceSettings(BaseSettings):
     s3_access_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     host: str = Field("127.0.0.1", description="Address that the HTTP endpoints bind to.")
+    advertise: str = Field(
+        "",
+        description="Name or address under which other machines reach `host`; empty: `host`, or where that is a "
+        "wildcard (0.0.0.0, ::) this machine's name.",
+    )
     port: int = Field(0, ge=0, le=65535, description="Port of this service's HTTP endpoints; 0: a free one.")
     name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
     logs: str = Field(
@@ -61,6 +71,13 @@ class ServiceSettings(BaseSettings):
         return (init_settings, env_settings, *toml)
 
     @property
+    def reachable(self) -> str:
+        """Under which name or address the others reach this service. A wildcard is none: it means every machine itself."""
+        if self.advertise:
+            return self.advertise
+        return socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+
+    @property
     def bus_url(self) -> str:
         return self.bus or f"sqlite:{self.state / 'bus.db'}"
 
@@ -82,8 +99,12 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     ends the process with code 2 and a text that names the field, the value and what is allowed."""
     argv = sys.argv[1:] if argv is None else argv
     try:
+        _check_sources(cls)
         settings = cls()
-    except ValidationError as error:
+    except (OSError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            print(f"{cls.__name__}: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         for problem in error.errors():
             field = ".".join(str(part) for part in problem["loc"])
             known = "" if problem["type"] != "extra_forbidden" else f"; known: {', '.join(sorted(cls.model_fields))}"
@@ -106,12 +127,31 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     return settings
 
 
+def _check_sources(cls: type[ServiceSettings]) -> None:
+    """What the sources themselves pass over in silence: a file that is not there or not TOML, and a variable that is
+    almost a setting. (Others may be some other service's: all of them share one environment.)"""
+    if path := os.environ.get("ETUDE_CONFIG"):
+        try:
+            with open(path, "rb") as file:
+                tomllib.load(file)
+        except OSError as error:
+            raise ValueError(f"ETUDE_CONFIG: found {path!r}: {error.strerror}; allowed: a readable TOML file") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"ETUDE_CONFIG: {path} is no TOML: {error}") from None
+    known = {f"ETUDE_{name.upper()}" for name in cls.model_fields}
+    for name in sorted(os.environ):
+        if name.startswith("ETUDE_") and name not in known and (like := get_close_matches(name, known, 1, CLOSE)):
+            raise ValueError(f"setting {name}: not known; did you mean {like[0]}?")
+
+
 def dump(settings: ServiceSettings) -> str:
-    """The resolved settings, one `name = value` a line, secrets masked."""
+    """The resolved settings, one `name = value` a line, secrets masked, passwords in URLs too."""
     values: dict[str, Any] = settings.model_dump(mode="json")
-    return "\n".join(f"{name} = {masked(value)!r}" for name, value in values.items())
+    return "\n".join(
+        f"{name} = {masked(value) if isinstance(value, str) else value!r}" for name, value in values.items()
+    )
 
 
-def masked(value: Any) -> Any:
-    """A URL without its password; anything else as it is."""
-    return re.sub(r"(://[^:/@]*):[^@/]+@", r"\1:**********@", value) if isinstance(value, str) else value
+def masked(url: str) -> str:
+    """For people: the password of a URL replaced by stars."""
+    return _PASSWORD.sub(r"\1***@", url)

@@ -21,7 +21,7 @@ from types import TracebackType
 
 import structlog
 from aiohttp import web
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, Gauge, generate_latest
 
 from shared.settings import ServiceSettings, Told
 
@@ -57,6 +57,19 @@ def replica_name(service: str, settings: ServiceSettings) -> str:
     return settings.name or f"{service}-{socket.gethostname()}-{os.getpid()}"
 
 
+WAITS = Gauge(
+    "etude_health_waiting_since_seconds",
+    "Unix time since when the service waits, by what it waits on; no series: it waits on nothing.",
+    ["on"],
+)
+READY = Gauge("etude_health_ready", "1 while the service waits on nothing.")
+_LABEL_CHARS = 80  # what is waited on may carry an error's text; a label is no log
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 class Health:
     """What the service waits on, and since when. Empty: ready. Wall-clock seconds, for people.
 
@@ -73,16 +86,22 @@ class Health:
         self._app = app or web.Application()
         self._runner: web.AppRunner | None = None
         self._file: Path | None = None
+        READY.set(1)
         self._app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
         )
 
     def wait_on(self, what: str) -> None:
         """The service cannot work before `what` is there. Repeating it keeps the first time."""
-        self._waits.setdefault(what, time.time())
+        since = self._waits.setdefault(what, time.time())
+        WAITS.labels(what[:_LABEL_CHARS]).set(since)
+        READY.set(0)
 
     def clear(self, what: str) -> None:
-        self._waits.pop(what, None)
+        if self._waits.pop(what, None) is not None:
+            with contextlib.suppress(KeyError):  # two texts may share their beginning
+                WAITS.remove(what[:_LABEL_CHARS])
+        READY.set(self.ready)
 
     @property
     def ready(self) -> bool:
@@ -114,12 +133,14 @@ class Health:
                 "set ETUDE_PORT to a free port or end what uses it"
             ) from None
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        self.url = f"http://{self.settings.host}:{port}"
+        self.url = f"http://{_in_url(self.settings.reachable)}:{port}"
         self._file = self.settings.state / "run" / f"{self.name}.json"
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(
+        written = self._file.with_suffix(".tmp")  # whole or not at all: `etude status` and others read it at any time
+        written.write_text(
             json.dumps({"service": self.service, "name": self.name, "pid": os.getpid(), "url": self.url})
         )
+        written.replace(self._file)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

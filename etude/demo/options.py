@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from etude.doctor import BASE_PORT
+
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
@@ -25,3 +27,4 @@ class DemoOptions:
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8
+    base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from etude.demo.options import DemoOptions
+from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
 from shared.objects import Objects
-from shared.problems import Hidden, Problem, ProblemError, pack, parse_line
+from shared.problems import Hidden, Problem, ProblemError
+from shared.problems import pack as packs
+from shared.problems.importing import import_jsonl
+from shared.weights.checkpoint_objects import upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
@@ -31,6 +34,21 @@ def make_pack(directory: Path = PACK) -> Path:
     if done.returncode:
         raise DemoError(f"the problem pack could not be made (exit code {done.returncode}); the lines above say why")
     return directory
+
+
+def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
+    """A run's pack, base policy and configuration, uploaded. Nothing is started. Raises DemoError."""
+    if not (BASE / "config.json").exists():
+        raise DemoError(f"{BASE}: the base policy is missing; `make base` makes it")
+    run = new_run_id()
+    if options.problems:
+        pack = own_pack(options.problems, options.state / "own-pack")
+    else:
+        pack = options.pack or make_pack()
+    practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
+    base = upload_directory(objects, f"runs/{run}/base", BASE)
+    config = configure(run, options, base, practice, held_out)
+    return config, store_config(objects, config)
 
 
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
@@ -98,23 +116,16 @@ def own_pack(path: Path, directory: Path) -> Path:
 
 
 def own_problems(path: Path) -> list[tuple[Problem, Hidden]]:
-    """A user's JSONL file (docs/problems.md). Raises DemoError naming the line and the field."""
+    """A user's JSONL file (docs/problems.md). Raises DemoError naming every bad line and its field."""
     try:
-        lines = path.read_text().splitlines()
-        pairs = [parse_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-    except (ProblemError, OSError, UnicodeDecodeError) as error:
-        raise DemoError(f"{path}: {error}") from None
-    if not pairs:
-        raise DemoError(f"{path}: no problems in it; one JSON object a line is expected (docs/problems.md)")
-    ids = [problem.id for problem, _ in pairs]
-    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
-        raise DemoError(f"{path}: field 'id': {twice!r} stands on more than one line; ids are unique")
-    return pairs
+        return import_jsonl(path)
+    except ProblemError as error:
+        raise DemoError(str(error)) from None
 
 
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:
     """Both parts of one split. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.public.jsonl.zst").write_bytes(pack.write(problem for problem, _ in members))
-    (directory / f"{name}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in members))
+    (directory / f"{name}.public.jsonl.zst").write_bytes(packs.write(problem for problem, _ in members))
+    (directory / f"{name}.hidden.jsonl.zst").write_bytes(packs.write(hidden for _, hidden in members))
     return directory

@@ -8,7 +8,7 @@ import json
 import shutil
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from etude import doctor
 from etude.demo import prepare, report
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import watching
-from etude.supervisor import AlreadyRunning, ServiceSpec, Supervisor, default_specs
+from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
-from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
-from shared.settings import ServiceSettings
-from shared.weights.checkpoint_objects import upload_directory
+from shared.settings import ServiceSettings, Told
 
-BASE_PORT = 8700
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
 
@@ -39,15 +35,12 @@ def run(options: DemoOptions) -> int:
     """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted (resume with --resume)."""
     console = Console()
     try:
-        for finding in doctor.findings(options.state):
-            if not finding.ok:
-                raise DemoError(f"{finding.what}: {finding.found}. Way out: {finding.way_out}")
         if options.control == "sft":
             from etude.demo.control import run_control
 
             return asyncio.run(run_control(options, console))
         return asyncio.run(_Demo(options, console).run())
-    except (DemoError, AlreadyRunning, Stalled) as error:
+    except (DemoError, AlreadyRunning, PortsTaken, Stalled, Told) as error:
         console.print(str(error), style="red", highlight=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -78,7 +71,8 @@ class _Demo:
         known = {**self.memory["options"]}
         for field in ("problems", "pack", "report", "state"):
             known[field] = Path(known[field]) if known[field] else None
-        self.options = DemoOptions(**{**known, "resume": True})
+        # Where it runs is this call's business, what it does the first one's.
+        self.options = DemoOptions(**{**known, "resume": True, "base_port": self.options.base_port})
 
     def _set_aside(self) -> None:
         """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched."""
@@ -106,7 +100,9 @@ class _Demo:
         ) as supervisor:
             if self.options.resume:
                 self._recall()
-            else:
+            specs = default_specs(self.options.base_port)
+            require_ports(specs, "give other ones with --base-port (0: free ones)")
+            if not self.options.resume:
                 self._set_aside()
             settings = ServiceSettings(state=self.state)  # the same adapters as the services'
             objects = stores.connect(settings.objects_url)
@@ -114,10 +110,9 @@ class _Demo:
                 await asyncio.to_thread(self._begin, objects)
             config = self._config(objects)
             bus = buses.connect(settings.bus_url, client="etude-demo")
-            supervisor.start(default_specs(BASE_PORT))
-            self.console.print(
-                f"Run {config.run}. `etude status` shows the services; the page: http://127.0.0.1:{BASE_PORT + 8}"
-            )
+            supervisor.start(specs)
+            page = next((f"; the page: http://127.0.0.1:{s.port}" for s in specs if s.name == "console" and s.port), "")
+            self.console.print(f"Run {config.run}. `etude status` shows the services{page}", highlight=False)
             try:
                 async with Conductor(bus, objects, config.run) as conductor:
                     return await self._conduct(conductor, supervisor, config, objects)
@@ -126,20 +121,9 @@ class _Demo:
 
     def _begin(self, objects: stores.Objects) -> None:
         options, started = self.options, time.time()
-        if not (prepare.BASE / "config.json").exists():
-            raise DemoError(f"{prepare.BASE}: the base policy is missing; `make base` makes it")
-        run = new_run_id()
-        if options.problems:
-            pack = prepare.own_pack(options.problems, self.state / "own-pack")
-        else:
-            pack = options.pack or prepare.make_pack()
-        practice, held_out = prepare.upload_pack(objects, pack, "rl"), prepare.upload_pack(objects, pack, "held_out")
-        config = prepare.configure(
-            run, options, upload_directory(objects, f"runs/{run}/base", prepare.BASE), practice, held_out
-        )
-        ref = prepare.store_config(objects, config)
+        config, ref = prepare.new_run(objects, replace(options, state=self.state))
         self._remember(
-            run=run,
+            run=config.run,
             config=msgspec.to_builtins(ref),
             options=asdict(options),
             phase="before",

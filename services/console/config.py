@@ -12,7 +12,8 @@ from shared.settings import ServiceSettings
 class ConsoleSettings(ServiceSettings):
     console_attempts: int = Field(4000, ge=10, le=100_000, description="Attempts of a run that can be listed.")
     console_names: list[str] = Field(
-        [], description="Host names, besides localhost and `host`, under which the pages may be asked for."
+        [],
+        description="Host names, besides localhost and what `host` and `advertise` say, under which the pages may be asked for.",
     )
 
     @property

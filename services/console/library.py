@@ -3,9 +3,6 @@ in a thread. What cannot be read becomes a sentence for the page, not an error."
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +19,8 @@ from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Problem
 from shared.problems.pack import Lines
-from shared.weights.checkpoint_objects import read_checkpoint
+from shared.weights.checkpoint_objects import download_directory
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")  # everything else of a checkpoint is small
 REMEMBERED = 4  # packs, formats and configurations of each kind
 
 V = TypeVar("V")
@@ -82,23 +78,4 @@ class Library:
 
     def _chat(self, base: Ref) -> Format:
         directory = self._formats / base.checksum
-        if not directory.exists():
-            self._download(base, directory)
-        return load_format(directory)
-
-    def _download(self, base: Ref, directory: Path) -> None:
-        """All of a checkpoint but its weights; the directory appears whole or not at all."""
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        try:
-            for name, ref in read_checkpoint(self._objects, base).files.items():
-                if not name.endswith(WEIGHTS):
-                    (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                    self._objects.get_file(ref, scratch / name)
-            try:
-                os.rename(scratch, directory)
-            except OSError:
-                if not directory.exists():  # else another process was first
-                    raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        return load_format(download_directory(self._objects, base, directory, weights=False))

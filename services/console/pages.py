@@ -96,7 +96,7 @@ async def _guard(
     """Answers to known host names only, and puts the security headers on everything, errors too."""
     settings = request.app[_SETTINGS]
     host = (request.url.host or "").lower()
-    if host not in {"localhost", "127.0.0.1", "::1", settings.host, *settings.console_names}:
+    if host not in {"localhost", "127.0.0.1", "::1", settings.host, settings.reachable, *settings.console_names}:
         text = f"This console does not answer as {host!r}. Ask for localhost, or set ETUDE_CONSOLE_NAMES."
         return web.Response(status=421, text=visible(text) + "\n", headers=HEADERS)
     try:

@@ -88,6 +88,7 @@ def problem(function: Function, licence: str, cases: Sequence[Case], broken: Bro
     return (
         Problem(
             id=name,
+            category=f"debugging/{broken.mutant.kind}",  # for the hardness estimate; no chat format shows it
             prompt=f"`{function.entry}` has a bug in one line: make it return what the tests expect.",
             files={FILE: broken.mutant.source},
             entry=function.entry,

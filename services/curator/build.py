@@ -35,7 +35,7 @@ from shared.problems.splits import SPLITS, share
 from shared.sandbox import FunctionRun, connect
 from shared.sandbox.pool import FunctionPool
 
-GENERATOR = 2  # raise it when the same code would give another pack
+GENERATOR = 3  # raise it when the same code would give another pack
 FORMAT = "etude-pack-1"
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
 _PER_FUNCTION = {"train": 24, "rl": 20, "dev": 3, "held_out": 3}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from services.curator.breaking import passes
-from shared.problems.importing import entry_of
 from shared.problems.schema import Case, Hidden, Problem
-from shared.sandbox import CallResult, FunctionRun, Functions, Limits
+from shared.sandbox import CallResult, FunctionRun, Functions
+from shared.sandbox.problems import run_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,7 @@ async def check(functions: Functions, pairs: Sequence[tuple[Problem, Hidden]]) -
 
 
 def _run(problem: Problem, hidden: Hidden, files: dict[str, str]) -> FunctionRun:
-    path, name = entry_of(problem)
-    origin = problem.origin.split(":")
-    return FunctionRun(
-        source=files[path],
-        entry=name,
-        args=tuple(case.args for case in (*problem.visible, *hidden.cases)),
-        limits=Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb),
-        forbidden_imports=(origin[1],) if len(origin) == 3 and origin[1] else (),
-    )
+    return run_of(problem, files, (*problem.visible, *hidden.cases), stop_at_error=False)
 
 
 def _judge(

@@ -13,7 +13,7 @@ import typer
 from shared import objects as stores
 from shared.contracts.ids import policy_prefix
 from shared.objects import ObjectMissing
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, load
 from shared.weights import WeightsError, read_manifest
 
 app = typer.Typer(no_args_is_help=True, help="Checksums and state of the engines.")
@@ -39,7 +39,7 @@ def checksum(url: Annotated[str, typer.Argument(help="Base URL of a replica, e.g
     run, serial = live["run"], live["serial"]
     report: dict[str, Any] = {"url": url, "run": run, "serial": serial, "live": live["checksum"], "manifest": None}
     try:
-        objects = stores.connect(ServiceSettings().objects_url)
+        objects = stores.connect(load(ServiceSettings, []).objects_url)
         ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
         report["manifest"] = read_manifest(objects, ref).checksum
     except ObjectMissing:

@@ -31,6 +31,7 @@ import torch
 from services.inference import metrics
 from services.inference.attention import Chunk, StepAttention
 from services.inference.cache import ACTIVE, SlotCache
+from services.inference.fused import FusedStep, supports
 from services.inference.request import Finish, Request, Result
 from services.inference.sampler import sample, uniform
 from shared.model import Transformer
@@ -87,6 +88,9 @@ class Engine:
         self.model, self.serial = model, serial
         self.cache = SlotCache(model.config, rows=rows, positions=positions)
         self.prefill_tokens, self.queue_limit = prefill_tokens, queue_limit
+        self._fused = self._compiled(model)
+        if self._fused is not None:
+            self._fused.warm()
         self.paused = False
         self.steps = 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -154,14 +158,18 @@ class Engine:
     def swap(self, model: Transformer, serial: int) -> Future[float]:
         """From the next step on, `model` samples; running sessions keep their cache. Returns the pause in seconds."""
         asked = time.perf_counter()
+        fused = self._compiled(model)
 
         def exchange() -> float:
             started = time.perf_counter()
-            self.model, self.serial = model, serial
+            self.model, self.serial, self._fused = model, serial, fused
             metrics.SWAP_WAIT.observe(started - asked)
             return time.perf_counter() - started
 
         return self.call(exchange)
+
+    def _compiled(self, model: Transformer) -> FusedStep | None:
+        return FusedStep(model, self.cache) if supports(model) else None
 
     def pause(self, *, abort: bool) -> Future[None]:
         """No step until `proceed`. abort: end what runs; else it is continued where it stood, cache kept."""
@@ -247,19 +255,17 @@ class Engine:
         decode = len(decoding.rows)
         positions_D = cache.length[decoding.rows]
         chunks, finishing = self._chunks()
-        attend = StepAttention(cache, decoding.rows, positions_D, chunks)
-        tokens = torch.from_numpy(
-            np.concatenate(
-                [
-                    cache.tokens[decoding.rows, positions_D],
-                    *(cache.tokens[c.row, c.start : c.start + c.n] for c in chunks),
-                ]
-            )
-        )
-        out = self.model(tokens, attend.positions_N, attend)
-        rows_N, positions_N = attend.rows_N.numpy(), attend.positions_N.numpy()
+        rows_N = np.concatenate([decoding.rows, *(np.full(c.n, c.row) for c in chunks)])
+        positions_N = np.concatenate([positions_D, *(np.arange(c.start, c.start + c.n) for c in chunks)])
+        tokens = torch.from_numpy(cache.tokens[rows_N, positions_N])
+        if self._fused is not None:
+            hidden, experts = self._fused.forward(tokens, rows_N, positions_N)
+        else:
+            attend = StepAttention(cache, decoding.rows, positions_D, chunks)
+            out = self.model(tokens, attend.positions_N, attend)
+            hidden, experts = out.hidden_ND, out.experts_NLK.numpy()
         cache.versions[rows_N, positions_N] = self.serial
-        cache.routing[rows_N, positions_N] = out.experts_NLK.numpy()
+        cache.routing[rows_N, positions_N] = experts[:, : cache.routing.shape[2]]
         cache.length[decoding.rows] += 1
         wanted = list(range(decode))  # which of the N tokens sample
         offset = decode
@@ -273,7 +279,7 @@ class Engine:
         if not wanted:
             return
         joining = [finishing[c.row] for c in chunks if c.row in finishing]
-        self._sample(out.hidden_ND if len(wanted) == len(tokens) else out.hidden_ND[wanted], joining)
+        self._sample(hidden if len(wanted) == len(tokens) else hidden[wanted], joining)
 
     def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
         """Prompt pieces of this step, oldest request first, and the requests (by row) whose prompt ends with theirs."""

@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from shared.contracts.messages import Verdict
 from shared.problems import Case, Hidden, Problem, values
-from shared.sandbox import CallResult, FunctionRun, Limits
-
-# Wall clock over processor time: a busy machine must not turn a right answer into a wrong one. What loops is ended by its
-# processor time; only what sleeps gets to wait so long.
-PATIENCE = 5.0
+from shared.sandbox import CallResult, FunctionRun, problems
 
 
 class Ungradable(Exception):
@@ -27,28 +23,14 @@ def cases(problem: Problem, hidden: Hidden) -> list[Case]:
 
 
 def run_of(problem: Problem, hidden: Hidden, files: Mapping[str, str]) -> FunctionRun:
-    """One fresh sandbox for one state of the files. Only arguments go in. It stops at the first exception: the verdict
-    cannot change any more, and most wrong candidates that hang would hang in every case."""
-    if problem.kind != "function":
-        raise Ungradable(f"problem {problem.id}: kind {problem.kind!r}; this grader grades kind 'function'")
-    path, _, name = problem.entry.rpartition("::")
-    if not path:
-        if len(problem.files) != 1:
-            raise Ungradable(f"problem {problem.id}: entry {problem.entry!r} names no file, and there are several")
-        (path,) = problem.files
-    if path not in files:
-        raise TaskError("MissingFile")
-    origin = problem.origin.split(":")
-    return FunctionRun(
-        source=files[path],
-        entry=name,
-        args=tuple(case.args for case in cases(problem, hidden)),
-        limits=Limits(
-            time_s=PATIENCE * problem.limits.time_s, cpu_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb
-        ),
-        forbidden_imports=(origin[1],) if len(origin) == 3 and origin[1] else (),
-        stop_at_error=True,
-    )
+    """It stops at the first exception: the verdict cannot change any more, and most wrong candidates that hang would hang
+    in every case."""
+    try:
+        return problems.run_of(problem, files, cases(problem, hidden), stop_at_error=True)
+    except problems.NotOneFunction as error:
+        raise Ungradable(str(error)) from None
+    except problems.FileGone:
+        raise TaskError("MissingFile") from None
 
 
 def judge(problem: Problem, hidden: Hidden, results: Sequence[CallResult]) -> Verdict:

@@ -18,8 +18,9 @@ def score(
     terms = {"solved": config.solved if verdict.solved else 0.0}
     if config.length is not None and (verdict.solved or config.length.apply == "all"):
         terms["length"] = 0.0 - penalty.length_penalty(effort, config.length)
-    for name, weight in config.behaviour.items():
-        terms[name] = weight * findings.get(name, Finding()).amount + 0.0  # + 0.0: never minus zero
+    if verdict.solved or config.behaviour_apply == "all":
+        for name, weight in config.behaviour.items():
+            terms[name] = weight * findings.get(name, Finding()).amount + 0.0  # + 0.0: never minus zero
     return sum(terms.values()), terms
 
 

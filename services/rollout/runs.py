@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,11 +23,10 @@ from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Problem
 from shared.problems.pack import read_problems
-from shared.weights.checkpoint_objects import read_checkpoint
+from shared.weights.checkpoint_objects import download_directory
 
 PACKS = 4  # a run's pack and its evaluations': each some megabytes
 RUNS = 8
-WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")  # everything else of a checkpoint is small
 
 V = TypeVar("V")
 State = Literal["running", "held", "finished"]
@@ -97,24 +94,6 @@ class Runs:
         config_ref = self._objects.head(f"runs/{run}/config.json")
         config = msgspec.json.decode(self._objects.get(config_ref), type=RunConfig)
         directory = self._formats / config.base.checksum
-        if not directory.exists():
-            self._download(config.base, directory)
+        download_directory(self._objects, config.base, directory, weights=False)
         model = json.loads((directory / "config.json").read_text())
         return Run(config, load_format(directory), RoutingShape.of(model))
-
-    def _download(self, base: Ref, directory: Path) -> None:
-        """All of a checkpoint but its weights; the directory appears whole or not at all."""
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        try:
-            for name, ref in read_checkpoint(self._objects, base).files.items():
-                if not name.endswith(WEIGHTS):
-                    (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                    self._objects.get_file(ref, scratch / name)
-            try:
-                scratch.rename(directory)
-            except OSError:
-                if not directory.exists():  # else another process was first
-                    raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)

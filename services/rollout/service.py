@@ -245,9 +245,11 @@ class Worker:
         await self.outbox.send(topics.ROLLOUTS_FINISHED, request.key.attempt, message)
 
     def cancel(self, message: AttemptCancel) -> None:
-        """Without an attempt: all training attempts of the run. Evaluations are not the scheduler's to cancel."""
+        """Without an attempt: all training attempts of the run. Evaluations are not the scheduler's to cancel. What was
+        said to an older epoch is not said to this one."""
         for held in list(self.held.values()):
-            named = held.request.key.attempt == message.attempt
+            meant = message.epoch is None or held.epoch <= message.epoch
+            named = held.request.key.attempt == message.attempt and meant
             whole_run = message.attempt is None and held.request.key.purpose is Purpose.train
             if held.request.run == message.run and (named or whole_run):
                 held.drop() if message.mode == "drop" else held.submit()

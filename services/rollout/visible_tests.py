@@ -19,7 +19,8 @@ from services.rollout import metrics
 from services.rollout.ends import InfrastructureError
 from shared.formats import Observation, Tool
 from shared.problems import Problem, values
-from shared.sandbox import CallResult, FunctionRun, Functions, Limits, SandboxUnavailable
+from shared.sandbox import CallResult, FunctionRun, Functions, SandboxUnavailable
+from shared.sandbox.problems import FileGone, NotOneFunction, run_of
 from shared.telemetry import Health
 
 WINDOW_S = 0.002
@@ -59,24 +60,18 @@ class VisibleTests:
 
     async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
         """The first failing visible test. Raises InfrastructureError where the sandbox cannot run."""
-        source, entry = target(problem, files)
-        facts = "\0".join((problem.id, entry, source, *(c.args + c.expected for c in problem.visible)))
+        try:
+            wanted = run_of(problem, files, problem.visible, stop_at_error=True)
+        except (NotOneFunction, FileGone) as error:
+            raise UnsupportedProblem(str(error)) from None
+        facts = "\0".join((problem.id, wanted.entry, wanted.source, *(c.args + c.expected for c in problem.visible)))
         key = xxhash.xxh3_128_digest(facts.encode("utf-8", "surrogatepass"))
         if (known := self._remembered.get(key)) is not None:
             self._remembered.move_to_end(key)
             metrics.SANDBOX_RUNS.labels("memory").inc()
             return known
         started = time.monotonic()
-        results = await self._submit(
-            FunctionRun(
-                source=source,
-                entry=entry,
-                args=tuple(case.args for case in problem.visible),
-                limits=Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb),
-                forbidden_imports=origin_modules(problem),
-                stop_at_error=True,
-            )
-        )
+        results = await self._submit(wanted)
         metrics.SANDBOX_RUNS.labels("sandbox").inc()
         metrics.SANDBOX_SECONDS.inc(time.monotonic() - started)
         observation = first_failing(problem, results)
@@ -126,23 +121,3 @@ def first_failing(problem: Problem, results: Sequence[CallResult]) -> Observatio
         if result.value is None or not values.equal(result.value, case.expected):
             return Observation(Tool.test, failing=i, got=result.error if result.value is None else result.value)
     return Observation(Tool.test)
-
-
-def target(problem: Problem, files: dict[str, str]) -> tuple[str, str]:
-    """(source, function name) of the entry. Raises UnsupportedProblem for what is not one function in one file."""
-    path, _, name = problem.entry.rpartition("::")
-    if problem.kind != "function":
-        raise UnsupportedProblem(f"problem {problem.id}: kind {problem.kind!r}; this worker runs kind 'function'")
-    if not path and len(files) == 1:
-        (path,) = files
-    if path not in files:
-        raise UnsupportedProblem(
-            f"problem {problem.id}: entry {problem.entry!r} names none of {sorted(files)}; expected 'path::function'"
-        )
-    return files[path], name
-
-
-def origin_modules(problem: Problem) -> tuple[str, ...]:
-    """The module that a problem was made from, `distribution:module:qualname`: importing it would give the answer away."""
-    parts = problem.origin.split(":")
-    return (parts[1],) if len(parts) == 3 and parts[1] else ()

@@ -8,7 +8,9 @@ from shared.settings import ServiceSettings
 
 
 class SchedulerConfig(ServiceSettings):
-    batch_linger_s: float = Field(0.1, gt=0, le=5, description="How long a batch of messages waits for more of them.")
+    # A transaction costs about 3 ms of processor time and each message 0.3 ms: at ten attempts a second, 0.3 s halve the
+    # whole. Longer, and workers would wait for requests.
+    batch_linger_s: float = Field(0.3, gt=0, le=5, description="How long a batch of messages waits for more of them.")
     batch_size: int = Field(256, ge=1, le=4096, description="Messages per transaction, at most.")
     leadership_s: float = Field(
         6.0, ge=1, le=60, description="A scheduler that has not renewed its lease for so long is replaced."

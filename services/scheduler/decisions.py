@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 import xxhash
 
@@ -95,8 +96,12 @@ def _watch(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s
         ws.touch(attempt)
     elif reconciler.must_submit(attempt.state, running_s, attempt.cancelled_at is not None, limits.attempt_s):
         attempt.cancelled_at = now
-        ws.say(t.ATTEMPTS_CANCEL, attempt.id, m.AttemptCancel(run=ws.id, attempt=attempt.id, mode="submit"))
+        ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "submit"))
         ws.touch(attempt)
+
+
+def _cancel(ws: WorkingSet, attempt: Attempt, mode: Literal["submit", "drop"]) -> m.AttemptCancel:
+    return m.AttemptCancel(run=ws.id, attempt=attempt.id, epoch=attempt.epoch, mode=mode)
 
 
 def _end(ws: WorkingSet, attempt: Attempt, state: AttemptState, reason: str, now: float) -> None:
@@ -216,8 +221,7 @@ def _drop_hopeless(ws: WorkingSet, now: float) -> None:
         if standing and min(standing) < bound:
             for attempt in group.attempts:
                 if attempt.state not in ENDS:
-                    cancel = m.AttemptCancel(run=ws.id, attempt=attempt.id, mode="drop")
-                    ws.say(t.ATTEMPTS_CANCEL, attempt.id, cancel)
+                    ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
             drop(ws, group, f"sampled on a branch that step {ws.lineage.start} cut off, and too old since", now)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, bindparam, select, update
 
 from services.scheduler import loading, rows
 from services.scheduler.rows import TABLES
@@ -20,6 +20,19 @@ from shared.ledger.transitions import RunState
 LEASE = "scheduler"
 # Insert-only tables in the order of their references. A repeated fact is the same fact.
 _FACTS = ("packs", "problems", "incarnations", "policies", "steps", "trained", "inbox")
+
+# Statements of every transaction, made once: composing them costs more than running them.
+_OUTBOX, _LEASE = TABLES["outbox"], TABLES["lease"]
+_MARK = (
+    update(_OUTBOX)
+    .where(
+        _OUTBOX.c.run_id == bindparam("of_run"),
+        _OUTBOX.c.sequence <= bindparam("upto"),
+        _OUTBOX.c.published_at.is_(None),
+    )
+    .values(published_at=bindparam("at"))
+)
+_TERM = select(_LEASE.c.term).where(_LEASE.c.name == LEASE).with_for_update(read=True)
 
 
 class Fenced(RuntimeError):
@@ -98,13 +111,8 @@ class Store:
             _check_term(connection, term)
             for ws in sets:
                 self._write(connection, ws, now)
-            outbox = TABLES["outbox"]
             for run, upto in published.items():
-                connection.execute(
-                    update(outbox)
-                    .where(outbox.c.run_id == run, outbox.c.sequence <= upto, outbox.c.published_at.is_(None))
-                    .values(published_at=now)
-                )
+                connection.execute(_MARK, {"of_run": run, "upto": upto, "at": now})
 
     def prune(self, before: float, term: int | None) -> None:
         """Forgets messages published before this time: what they said is in the events."""
@@ -132,8 +140,6 @@ def _check_term(connection: Connection, term: int | None) -> None:
     """`term` None: a caller that needs no leadership, such as a test of the store alone."""
     if term is None:
         return
-    lease = TABLES["lease"]
-    query = select(lease.c.term).where(lease.c.name == LEASE).with_for_update(read=True)
-    held = connection.execute(query).scalar_one_or_none()
+    held = connection.execute(_TERM).scalar_one_or_none()
     if held != term:
         raise Fenced(f"term {term} is over: the lease is at term {held}")

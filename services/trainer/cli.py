@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -17,11 +18,12 @@ from shared import weights
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, load
 
 app = typer.Typer(no_args_is_help=True, help="Verify and export published weights.")
 TIMEOUT_S = 60
 Run = Annotated[str, typer.Option("--run", help="The run; empty: the newest one in the object store.")]
+State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 
 
 @app.command()
@@ -30,13 +32,14 @@ def verify(
     engine: Annotated[
         list[str] | None, typer.Option(help="Base URL of an engine; left out: all that run here.")
     ] = None,
+    state: State = Path(".etude"),
 ) -> None:
     """Every engine's live weights against the manifest of the version that it says it serves; the newest version rebuilt
     from its chain; and bf16 of the masters in the trainer's newest checkpoint against their manifest.
 
     Prints one JSON object a line. Exit code 0: all equal; 1: something differs; 2: nothing to compare.
     """
-    settings = ServiceSettings()
+    settings = _settings(state)
     objects = stores.connect(settings.objects_url)
     run = run or _newest_run(objects)
     lines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
@@ -52,6 +55,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
     run: Run = "",
     serial: Annotated[int, typer.Option(help="The version; -1: the newest.")] = -1,
+    state: State = Path(".etude"),
 ) -> None:
     """A published version as a Hugging Face checkpoint directory."""
     from safetensors.torch import save_file
@@ -62,10 +66,16 @@ def export(
     if out.exists():
         print(f"{out}: exists already", file=sys.stderr)
         raise typer.Exit(2)
-    objects = stores.connect(ServiceSettings().objects_url)
+    objects = stores.connect(_settings(state).objects_url)
     run = run or _newest_run(objects)
-    serial = weights.highest_serial(objects, run) if serial < 0 else serial
-    ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
+    highest = weights.highest_serial(objects, run)
+    serial = highest if serial < 0 else serial
+    try:
+        ref = objects.head(f"{policy_prefix(run, max(serial, 0))}/manifest.json")
+    except ObjectMissing:
+        there = "none was published" if highest < 0 else f"the newest is {highest}"
+        print(f"run {run!r}: found no version {serial}; {there}", file=sys.stderr)
+        raise typer.Exit(2) from None
     tensors = from_bits(weights.rebuild(objects, ref))
     base = download_directory(objects, _config(objects, run).base, out.with_name(f".{out.name}.base"))
     try:
@@ -76,6 +86,10 @@ def export(
     finally:
         shutil.rmtree(base, ignore_errors=True)
     print(json.dumps({"run": run, "serial": serial, "directory": str(out)}))
+
+
+def _settings(state: Path) -> ServiceSettings:
+    return load(ServiceSettings, []).model_copy(update={"state": state})
 
 
 def _newest_run(objects: Objects) -> str:
@@ -93,7 +107,10 @@ def _config(objects: Objects, run: str) -> RunConfig:
 
 
 def _engines(settings: ServiceSettings) -> list[str]:
-    found = (json.loads(path.read_text()) for path in sorted((settings.state / "run").glob("*.json")))
+    found = []
+    for path in sorted((settings.state / "run").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):  # being written, or gone since
+            found.append(json.loads(path.read_text()))
     return [entry["url"] for entry in found if isinstance(entry, dict) and entry.get("service") == "inference"]
 
 

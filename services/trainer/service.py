@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from services.trainer import metrics, samples
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.hand import Hand
-from services.trainer.training import Advance, Announcement, TrainingRun
-from shared.bus import Bus
+from services.trainer.training import FIRST_DELAY_S, LAST_DELAY_S, Advance, Announcement, TrainingRun
+from shared.bus import Bus, BusUnavailable
 from shared.contracts.messages import Alert, GroupQuarantined, GroupReady, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import (
@@ -36,7 +37,7 @@ from shared.telemetry import Health
 
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
 SETTLE_S = 0.3  # silence on runs.control after which its past has been read
-A_RUN, GROUPS = "a run to be started (runs.control)", "groups"
+A_RUN, GROUPS, THE_BUS = "a run to be started (runs.control)", "groups", "the bus"
 log = structlog.get_logger()
 
 
@@ -236,10 +237,10 @@ class Service:
                 self.acknowledged.pop(sample.ready.group, None)
         if result.published is None or result.committed is None:
             return
-        await self.bus.publish(POLICIES_PUBLISHED, training.run, result.published)
+        await self._announce([(POLICIES_PUBLISHED, result.published)])
         if training.checkpoint_due:
             await self._checkpoint(training)
-        await self.bus.publish(STEPS_COMMITTED, training.run, result.committed)
+        await self._announce([(STEPS_COMMITTED, result.committed)])
         metrics.note_step(result.committed)
         figures = result.committed.metrics
         log.info(
@@ -259,7 +260,7 @@ class Service:
         """We were superseded, and have acknowledged groups that the newer trainer has not heard of: said again for it.
         What it has trained or has in hand already, it drops."""
         left = [ready for ready in self.acknowledged.values() if not training.knows(ready.group)]
-        await self.bus.publish_many([(GROUPS_READY, ready.run, ready) for ready in left])
+        await self._announce([(GROUPS_READY, ready) for ready in left])
 
     async def _untrainable(self, ready: GroupReady, reason: str) -> None:
         self.acknowledged.pop(ready.group, None)
@@ -269,7 +270,21 @@ class Service:
         await self._announce([(GROUPS_QUARANTINED, message)])
 
     async def _announce(self, messages: list[Announcement]) -> None:
-        await self.bus.publish_many([(topic, message.run, message) for topic, message in messages])  # type: ignore[attr-defined]
+        """Durable when it returns. A bus that is away is waited for: to die of it would cost the steps since the last
+        checkpoint. Raises BusUnavailable once we are told to stop; the next life says again what was not said."""
+        delay = FIRST_DELAY_S
+        while True:
+            try:
+                await self.bus.publish_many([(topic, message.run, message) for topic, message in messages])  # type: ignore[attr-defined]
+                break
+            except BusUnavailable as error:
+                if self.stop.is_set():
+                    raise
+                self.health.wait_on(THE_BUS)
+                log.warning("bus_unavailable", error=str(error), again_in_s=delay)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(LAST_DELAY_S, 2 * delay)
+        self.health.clear(THE_BUS)
         for _, message in messages:
             if isinstance(message, GroupQuarantined):
                 metrics.QUARANTINED.labels(message.run).inc()

@@ -46,7 +46,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a step did. `bad_groups`: indices of groups whose loss was not finite; they were left out."""
+    """What a step did. `bad_groups`: indices of groups whose loss was not finite; nothing of them was trained."""
 
     metrics: dict[str, float]
     bad_groups: frozenset[int]
@@ -85,16 +85,21 @@ class Trainer:
         units = packing.form_units(live, replay=replayed, share=self.share_prefixes)
         norm = self.config.norm_tokens * max(1, attempts)
         bad: set[int] = set()
+        used: set[int] = set()
         with self.engine.forward_weights():
             for number, part in enumerate(packing.micro_batches(units, self.config.micro_batch_tokens)):
-                bad |= self._micro_batch(part, norm, figures, step + number, measure_replay and number == 0)
+                broken = self._micro_batch(part, norm, figures, step + number, measure_replay and number == 0)
+                bad |= broken
+                used |= {s.group for unit in part for s in unit.sequences} - broken
         now = time.perf_counter()
         result = self.engine.step(step)
         figures.clock("optimiser", now)
         shared = packing.sharing(units)
         metrics = self._report(figures, shared, result.grad_norm, result.mtp_grad_norm)
         metrics["seconds_train"] = time.perf_counter() - start
-        return Trained(metrics, frozenset(bad), result.applied)
+        # A group that is cut over micro-batches may have moved the weights before it broke. Then it was trained, if not
+        # whole, and its problem must not come again.
+        return Trained(metrics, frozenset(bad - used), result.applied)
 
     def _micro_batch(self, units: list[Unit], norm: float, figures: Figures, turn: int, measure: bool) -> set[int]:
         """Accumulates gradients. Returns the groups that were left out because their numbers are not finite."""

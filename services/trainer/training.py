@@ -8,10 +8,13 @@ Order, and why no crash loses anything:
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +45,10 @@ from shared.weights.checkpoint_objects import download_directory
 Announcement = tuple[Topic, msgspec.Struct]
 MEASURE_REPLAY_EVERY = 20  # steps between measurements of the mismatch without router replay: one extra forward
 
+FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between tries to reach an object store that is away
+PATIENCE_S = 600.0  # then the process ends, and the supervisor starts another from the last checkpoint
+
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -128,10 +135,10 @@ class TrainingRun:
         base = as_base or self._version is None or self._since_base + 1 >= self.config.train.base_every
         previous = None if base else self._version
         while True:
-            checkpoints.check_not_superseded(self.objects, self.mine, self.run)
+            self.check_not_superseded()
             serial = self._version.serial + 1 if self._version else weights.highest_serial(self.objects, self.run) + 1
             try:
-                ref = weights.publish(self.objects, self.run, serial, self.mine.incarnation, self.step, previous, bits)
+                ref = self._put(serial, previous, bits)
                 break
             except weights.SerialTaken:
                 # Only a process that has lost its claim takes a serial of ours after we looked, and only at our start.
@@ -145,10 +152,21 @@ class TrainingRun:
             run=self.run, serial=serial, incarnation=self.mine.incarnation, step=self.step, parent=parent, manifest=ref
         )
 
+    def _put(self, serial: int, previous: weights.Version | None, bits: weights.Tensors) -> Ref:
+        tries = itertools.count()
+        return insist(
+            lambda: weights.publish(
+                self.objects, self.run, serial, self.mine.incarnation, self.step, previous, bits, again=next(tries) > 0
+            )
+        )
+
     def _manifest(self, serial: int) -> tuple[weights.Manifest, Ref] | None:
-        try:
+        def read() -> tuple[weights.Manifest, Ref]:
             ref = self.objects.head(f"{policy_prefix(self.run, serial)}/manifest.json")
             return weights.read_manifest(self.objects, ref), ref
+
+        try:
+            return insist(read)
         except (ObjectMissing, weights.WeightsError):
             return None
 
@@ -175,7 +193,7 @@ class TrainingRun:
 
         Groups that cannot be trained are quarantined and left out; if none is left, no step is made.
         """
-        checkpoints.check_not_superseded(self.objects, self.mine, self.run)
+        self.check_not_superseded()
         began = time.perf_counter()
         result = Advance()
         good: list[tuple[Sample, int]] = []
@@ -262,7 +280,7 @@ class TrainingRun:
 
     def check_not_superseded(self) -> None:
         """Raises Superseded."""
-        checkpoints.check_not_superseded(self.objects, self.mine, self.run)
+        insist(lambda: checkpoints.check_not_superseded(self.objects, self.mine, self.run))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -276,10 +294,27 @@ class TrainingRun:
 
     def checkpoint(self) -> None:
         """Durable when it returns. Raises Superseded."""
-        assert self._last_committed is not None
-        checkpoints.write(self.objects, self.mine, self._last_committed, self.engine.state(), self.trained, self.cache)
+        committed = self._last_committed
+        assert committed is not None
+        state = self.engine.state()
+        insist(lambda: checkpoints.write(self.objects, self.mine, committed, state, self.trained, self.cache))
         self._checkpointed = self.step
         log.info("checkpoint", run=self.run, step=self.step, incarnation=self.mine.incarnation)
+
+
+def insist(call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """The call's result, however long the object store is away within `patience_s` seconds: to give up would cost every
+    step since the last checkpoint. Blocking; the call may be repeated."""
+    delay, deadline = FIRST_DELAY_S, time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if time.monotonic() + delay > deadline:
+                raise
+            log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}", again_in_s=delay)
+            time.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(LAST_DELAY_S, 2 * delay)
 
 
 def _frozen(model: Transformer) -> Transformer:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from shared.bus import metrics
 from shared.bus.tracking import OffsetTracker
 from shared.contracts.topics import Topic
 
@@ -76,11 +77,12 @@ class Received:
 
 
 class Inbox:
-    def __init__(self, max_in_flight: int, wake: Callable[[], None]) -> None:
-        """`wake` asks the I/O thread for a look: there is room, or somebody closed."""
+    def __init__(self, max_in_flight: int, wake: Callable[[], None], group: str | None = None) -> None:
+        """`wake` asks the I/O thread for a look: there is room, or somebody closed. `group` is for the metrics."""
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight: found {max_in_flight}, allowed: at least 1")
         self.max_in_flight = max_in_flight
+        self.group = group
         self.capacity = min(max(max_in_flight, 16), READ_AHEAD)
         self.failure: BaseException | None = None
         self.closed = False
@@ -91,6 +93,7 @@ class Inbox:
         self._parked: list[tuple[float, int, Received]] = []  # heap by due time (monotonic)
         self._settled: list[tuple[Received, str | None]] = []
         self._in_flight = 0
+        self._short = False  # the I/O thread stopped reading for want of room; there may be more
         self._order = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -103,11 +106,14 @@ class Inbox:
         with self._lock:
             if self.closed or len(self._parked) >= PARKED_MAX:
                 return 0
-            return self.capacity - len(self._ready)
+            left = self.capacity - len(self._ready)
+            self._short = left <= 0
+            return left
 
     def offer(self, items: list[Received]) -> None:
         with self._lock:
             self._ready.extend(items)
+            self._short = len(self._ready) >= self.capacity
             self._notify()
 
     def drain(self) -> list[tuple[Received, str | None]]:
@@ -161,10 +167,12 @@ class Inbox:
                 if item is None:
                     self._event.clear()
                     self._waiting += 1
-                low = len(self._ready) * 2 <= self.capacity
+                wanted = item is not None and self._short and len(self._ready) * 2 <= self.capacity
+                self._short = self._short and not wanted
             if item is not None:
-                if low:
+                if wanted:  # else it looks by itself; to wake it for every message would cost a look each
                     self._wake()
+                metrics.taken(item.topic.name, self.group, item.headers)
                 return item
             try:
                 if due_in is None:
@@ -182,12 +190,14 @@ class Inbox:
         with self._lock:
             if self._give_back(item):
                 self._settled.append((item, reason))
+        metrics.answered(item.topic.name, self.group, "done" if reason is None else "buried")
 
     def park(self, item: Received, after_s: float) -> None:
         with self._lock:
             if self._give_back(item) and item.lease.live and item.lease.revoke_by is None and not self.closed:
                 heapq.heappush(self._parked, (time.monotonic() + max(0.0, after_s), next(self._order), item))
                 self._notify()
+        metrics.answered(item.topic.name, self.group, "retried")
 
     # Under the lock.
 

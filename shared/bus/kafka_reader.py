@@ -64,7 +64,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self.group = group
         self._signal = threading.Event()
         self._lock = threading.RLock()
-        self.inbox = Inbox(max_in_flight, self._signal.set)
+        self.inbox = Inbox(max_in_flight, self._signal.set, group)
         self._bus = bus
         self._cluster = bus.cluster
         self._topics = {bus.cluster.physical(topic.name): topic for topic in topics}

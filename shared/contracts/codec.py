@@ -2,13 +2,15 @@
 
 Invariants:
 - The bytes are JSON; the header `schema` says `<topic>/<major>.<minor>`. Readers ignore unknown fields of the same
-  major and refuse another major: the caller buries the delivery, its bytes untouched.
+  major and refuse another major: the caller buries the delivery, its bytes untouched. The header `time` is for
+  people and metrics alone; nothing is decided by it.
 - No message exceeds 64 KiB when encoded; the producer refuses it. Bulk goes by claim check (`Ref`).
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from shared.contracts.topics import Topic
 MAJOR, MINOR = 1, 0
 MAX_BYTES = 64 * 1024
 SCHEMA_HEADER = "schema"
+TIME_HEADER = "time"  # of encoding: Unix seconds, by the producer's clock
 
 
 class Raw(msgspec.Struct, frozen=True):
@@ -52,7 +55,13 @@ def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]
     if isinstance(message, Raw):
         data, headers = message.data, message.headers
     else:
-        data, headers = msgspec.json.encode(message), {SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}"}
+        data, headers = (
+            msgspec.json.encode(message),
+            {
+                SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}",
+                TIME_HEADER: f"{time.time():.3f}",
+            },
+        )
     if len(data) > MAX_BYTES:
         raise MessageTooLarge(
             f"{type(message).__name__} for {topic.name} is {len(data)} bytes; at most {MAX_BYTES}: send a Ref instead"

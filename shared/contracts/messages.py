@@ -74,7 +74,11 @@ class AttemptHeartbeat(_Message, frozen=True, kw_only=True):
 
 
 class AttemptCancel(_Message, frozen=True, kw_only=True):
+    """`epoch`: the life of the attempt that it ends, and those before it; a later one, asked for since, goes on. The topic
+    is read from its beginning, so that a worker that starts again hears old ones too. None: whatever its epoch."""
+
     attempt: str | None = None  # None: all of the run
+    epoch: int | None = None
     mode: Literal["submit", "drop"] = "submit"
 
 

@@ -29,8 +29,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float = 1.0  # 0 is greedy, for evaluation only
     max_completion_tokens: int = 144  # sampled and observed tokens after the prompt, per attempt
-    max_turns: int = 8  # generations per attempt
-    max_edits: int = 6
+    max_turns: int = 6  # generations per attempt
+    max_edits: int = 4
     summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
 
 
@@ -55,8 +55,11 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     id: str = "default"
     solved: float = 1.0
     length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)
-    # Behaviour terms: name -> weight. Known: broken_tool_call, todo_unfinished, no_submit, terminal_only (see services/reward).
+    # Behaviour terms: name -> weight. services/reward/behaviour.py holds them all, and what each of them counts.
     behaviour: dict[str, float] = msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
+    # As with the length penalty: where nearly all attempts fail, terms on all of them teach a way of failing (measured: one
+    # generation without end breaks no call), and every group that failed as a whole costs a training step's time.
+    behaviour_apply: Literal["solved", "all"] = "solved"
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +97,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     seed: int = 1
-    base: Ref  # the starting checkpoint: a zstd tar is never used; `key` is a prefix of a Hugging Face directory's manifest
+    base: Ref  # the manifest of the starting checkpoint's files (shared.weights.checkpoint_objects)
     pack: Ref  # public part of the problem pack (JSONL); rollout workers read it
     pack_hidden: Ref  # hidden tests; only graders read it
     eval_pack: Ref | None = None

@@ -23,11 +23,14 @@ class ObjectDamaged(ValueError):
 
 
 class ObjectsUnavailable(Told, OSError):
-    """The store cannot be reached, or does not let us; the text says which setting, what was found and what to do."""
+    """The store cannot be reached, does not answer, or does not let us; the text says which setting, what was found and
+    what to do. Trying again later may help: nothing is said about any object. Every adapter turns what its client raises
+    into this or another OSError, so that no caller takes an outage for a missing or damaged object."""
 
 
 class Objects(Protocol):
-    """Every method raises OSError (ObjectsUnavailable, or the disk's own) when the store fails."""
+    """Every method raises OSError (`ObjectsUnavailable`, or the disk's own) while the store fails, and may be repeated
+    then."""
 
     def put(self, key: str, data: bytes) -> Ref: ...
 

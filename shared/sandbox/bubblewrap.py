@@ -33,8 +33,8 @@ _HOME = "/etude"  # the harness inside the sandbox; its tree mirrors the project
 _LEFT_OUT = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3", "tkinter")
 WAY_OUT = (
     "install bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap) and allow user namespaces "
-    "(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu); in a container add "
-    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined; on Windows use WSL2. "
+    "(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu); in a container see "
+    "docs/sandboxes.md, In containers (seccomp=infra/docker/seccomp-worker.json, apparmor=unconfined); on Windows use WSL2. "
     "For code that you trust only: ETUDE_SANDBOX=process"
 )
 

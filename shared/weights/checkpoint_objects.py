@@ -17,6 +17,7 @@ from shared.objects import Objects
 
 FORMAT = "etude-checkpoint-1"
 MANIFEST = "checkpoint.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class NotACheckpoint(ValueError):
@@ -52,10 +53,11 @@ def read_checkpoint(objects: Objects, ref: Ref) -> CheckpointObjects:
     return checkpoint
 
 
-def download_directory(objects: Objects, ref: Ref, directory: Path) -> Path:
+def download_directory(objects: Objects, ref: Ref, directory: Path, *, weights: bool = True) -> Path:
     """Rebuilds the directory; returns it. Whole or not at all: the files appear together.
 
-    A directory that exists is kept as it is: name it after the reference, e.g. by `ref.checksum`."""
+    A directory that exists is kept as it is: name it after the reference, e.g. by `ref.checksum`, and give one without
+    weights (`weights=False`: configuration, tokenizer and card, all of them small) a place of its own."""
     if directory.exists():
         return directory
     checkpoint = read_checkpoint(objects, ref)
@@ -63,6 +65,8 @@ def download_directory(objects: Objects, ref: Ref, directory: Path) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, file in checkpoint.files.items():
+            if not weights and name.endswith(WEIGHTS):
+                continue
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             objects.get_file(file, scratch / name)
         scratch.chmod(0o755)

@@ -132,11 +132,14 @@ def publish(
     previous: Version | None,
     current: Tensors,
     notes: dict[str, str] | None = None,
+    *,
+    again: bool = False,
 ) -> Ref:
     """Writes `current` as a delta of `previous`, or as a full base (previous None). Returns the manifest's reference.
 
     Durable when it returns. Raises SerialTaken if the serial has a manifest already; WeightsError if the tensors do not
-    match the parent's names, shapes and dtypes (publish a base then).
+    match the parent's names, shapes and dtypes (publish a base then). `again`: a try of this process failed on the way to
+    the store or back, so that a manifest with these very bytes is its own.
     """
     if not current:
         raise WeightsError(f"serial {serial}: no tensors")
@@ -167,9 +170,13 @@ def publish(
         parts=parts,
         notes=notes or {},
     )
-    ref = objects.put_if_absent(f"{prefix}/manifest.json", msgspec.json.encode(manifest))
+    data = msgspec.json.encode(manifest)
+    ref = objects.put_if_absent(f"{prefix}/manifest.json", data)
     if ref is None:
-        raise SerialTaken(f"run {run}: serial {serial} is published already")
+        there = objects.head(f"{prefix}/manifest.json")
+        if not again or there.checksum != xxhash.xxh3_128_hexdigest(data):
+            raise SerialTaken(f"run {run}: serial {serial} is published already")
+        return there  # by us: the store had it, only its answer was lost
     return ref
 
 

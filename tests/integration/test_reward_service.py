@@ -81,7 +81,7 @@ class Platform:
             base=Ref(key="base", size=0, checksum=""),
             pack=self.pack,
             pack_hidden=self.pack_hidden,
-            reward=RewardConfig(id="default", length=None, behaviour={"no_submit": -0.25}),
+            reward=RewardConfig(id="default", length=None, behaviour={"no_submit": -0.25}, behaviour_apply="all"),
         )
         self.outcomes: dict[str, list[RolloutScored | RolloutFailed]] = {}
 

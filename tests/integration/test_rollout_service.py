@@ -205,6 +205,26 @@ def test_cancel_submits_the_work_as_it_is_or_drops_it(run: Runner) -> None:
     run(scenario)
 
 
+def test_a_cancel_of_an_earlier_epoch_ends_nothing(run: Runner) -> None:
+    async def scenario(p: Platform) -> None:
+        engine = Engine(p.repairs, held=lambda prompt: p.chat.obs in prompt)
+        engine.free.clear()
+        async with engine.running(), p.worker():
+            await p.announce(engine)
+            again, other = await p.ask(p.request(epoch=1)), await p.ask(p.request())
+            await eventually(lambda: engine.waiting == 2)
+            for key in (again, other):  # both are read when the second one has worked
+                cancel = AttemptCancel(run="r-test", attempt=key.attempt, epoch=0)
+                await p.bus.publish(topics.ATTEMPTS_CANCEL, key.attempt, cancel)
+            (ended,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
+            assert (ended.key, ended.stop) == (other, StopReason.deadline)
+            engine.free.set()
+            results = {m.key.attempt: m for m in await p.heard(topics.ROLLOUTS_FINISHED, 2)}
+            assert results[again.attempt].stop is StopReason.submitted
+
+    run(scenario)
+
+
 def test_a_deadline_before_the_first_token_is_infrastructure(run: Runner) -> None:
     async def scenario(p: Platform) -> None:
         async with Engine(p.repairs).running() as engine, p.worker():

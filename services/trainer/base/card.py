@@ -60,8 +60,7 @@ def write_card(
         "| phase | minutes | steps | tokens | train loss | dev loss per action token | exact |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {name} | {x['minutes']:.1f} | {x['step']} | {x['tokens'] / 1e6:.1f}M | {x['train']:.3f} "
-            f"| {x['action']:.3f} | {x['exact']:.3f} |"
+            f"| {name} | {x['minutes']:.1f} | {x['step']} | {x['tokens'] / 1e6:.1f}M | {x['train']:.3f} | {_dev(x)} |"
             for name, x in last.items()
         ),
     ]
@@ -99,6 +98,11 @@ def write_card(
         leaks="\n".join(splits),
     )
     (out / "README.md").write_text(text)
+
+
+def _dev(line: dict) -> str:
+    """Two cells. The dev figures are of traces in the agent's format, which pretraining has not seen."""
+    return "– | –" if line["phase"] == "pretrain" else f"{line['action']:.3f} | {line['exact']:.3f}"
 
 
 def _probe(figures: dict[str, float]) -> str:

@@ -31,7 +31,7 @@ def make(
         ".cache/base/make"
     ),
     out: Annotated[Path, typer.Option(help="Where the finished checkpoint goes.")] = DATA,
-    minutes: Annotated[float, typer.Option(help="Minutes of training, all phases together.", min=0.1)] = 50.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of training, all phases together.", min=0.1)] = 62.0,
     seed: Seed = 1,
     processes: Processes = 2,
     sandbox: SandboxKind = "bubblewrap",

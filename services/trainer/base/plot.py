@@ -13,7 +13,10 @@ FIGURES = (
 
 
 def plot_losses(log: Path, out: Path) -> None:
-    """One column per figure; phases follow each other along the minutes of training."""
+    """One column per figure; phases follow each other along the minutes of training.
+
+    The dev figures are of traces in the agent's format, which pretraining has not seen: they begin with SFT.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -27,7 +30,8 @@ def plot_losses(log: Path, out: Path) -> None:
         for phase in phases:
             mine = [line for line in lines if line["phase"] == phase]
             label = "mtp (against the main head)" if phase == "mtp" else phase
-            axis.plot([offset + line["minutes"] for line in mine], [line[name] for line in mine], label=label)
+            if name == "train" or phase != "pretrain":
+                axis.plot([offset + line["minutes"] for line in mine], [line[name] for line in mine], label=label)
             offset += mine[-1]["minutes"]
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("minutes of training")

@@ -28,6 +28,7 @@ def test_a_run_holds_arguments_and_never_an_expected_output() -> None:
     run = grading.run_of(PROBLEM, HIDDEN, {"a.py": "x", "b.py": "source"})
     assert (run.source, run.entry, run.args) == ("source", "f", ("[1]", "[2]", "[3]"))
     assert run.forbidden_imports == ("pkg.module",)
+    assert run.stop_at_error
     assert (run.limits.cpu_s, run.limits.memory_mb) == (3.0, 99)
 
 
@@ -41,7 +42,7 @@ def test_deleting_the_file_is_the_agents_doing() -> None:
         grading.run_of(PROBLEM, HIDDEN, {"a.py": ""})
 
 
-@pytest.mark.parametrize("problem", [change(kind="repository"), change(entry="f")])
+@pytest.mark.parametrize("problem", [change(kind="repository"), change(entry="f"), change(entry="c.py::f")])
 def test_a_problem_that_this_grader_cannot_grade_is_not_the_agents_doing(problem: Problem) -> None:
     with pytest.raises(grading.Ungradable):
         grading.run_of(problem, HIDDEN, PROBLEM.files)

@@ -26,7 +26,7 @@ LONG = Effort(thinking_tokens=640, turns=3)
     tokens=st.integers(0, 100_000),
 )
 def test_terms_add_up_to_the_reward_exactly(solved, weight, length, behaviour, amounts, tokens) -> None:
-    config = RewardConfig(id="c", solved=weight, length=length, behaviour=behaviour)
+    config = RewardConfig(id="c", solved=weight, length=length, behaviour=behaviour, behaviour_apply="all")
     check(config)
     verdict = RIGHT if solved else WRONG
     reward, terms = score(
@@ -55,6 +55,14 @@ def test_behaviour_costs_its_weight_times_its_amount() -> None:
     reward, terms = score(config, RIGHT, LONG, {"broken_tool_call": Finding(2.0), "untested_submit": Finding(1.0)})
     assert terms == {"solved": 1.0, "broken_tool_call": -0.1, "no_submit": 0.0}
     assert reward == pytest.approx(0.9)
+
+
+def test_behaviour_counts_in_solved_attempts_alone_unless_told_otherwise() -> None:
+    found = {"broken_tool_call": Finding(2.0)}
+    only_solved, everywhere = (RewardConfig(length=None, behaviour_apply=a) for a in ("solved", "all"))
+    assert score(only_solved, WRONG, LONG, found) == (0.0, {"solved": 0.0})
+    assert score(only_solved, RIGHT, LONG, found)[0] == pytest.approx(0.9)
+    assert score(everywhere, WRONG, LONG, found)[0] == pytest.approx(-0.1)
 
 
 def test_a_solved_attempt_is_worth_more_than_any_unsolved_one_by_default() -> None:

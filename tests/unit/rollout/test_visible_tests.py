@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.ends import InfrastructureError
-from services.rollout.visible_tests import UnsupportedProblem, VisibleTests, first_failing, origin_modules, target
+from services.rollout.visible_tests import UnsupportedProblem, VisibleTests, first_failing
 from shared.problems import Case, Problem
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.settings import ServiceSettings
@@ -85,10 +85,20 @@ def test_comparison_is_type_exact() -> None:
     assert first_failing(PROBLEM, results[:1]).failing == 1
 
 
-def test_the_entry_names_a_function_in_a_file() -> None:
+def test_a_problem_that_is_not_one_function_is_not_the_agents_doing(health: Health) -> None:
     two = {"a.py": "A", "b.py": "B"}
-    named = Problem(id="p", files=two, entry="b.py::g", visible=[])
-    assert target(named, two) == ("B", "g")
+    functions = Recording()
+    tests = VisibleTests(functions, health)
+    named = Problem(id="p", files=two, entry="b.py::g", visible=[Case(args="[1]", expected="1")])
+    asyncio.run(tests.run(named, two))
+    assert (functions.batches[0][0].source, functions.batches[0][0].entry) == ("B", "g")
     with pytest.raises(UnsupportedProblem, match=r"c\.py::g"):
-        target(Problem(id="p", files=two, entry="c.py::g", visible=[]), two)
-    assert origin_modules(PROBLEM) == ("textwrap",)
+        asyncio.run(tests.run(Problem(id="p", files=two, entry="c.py::g", visible=[]), two))
+
+
+def test_a_busy_machine_does_not_turn_the_agents_test_into_a_timeout(health: Health) -> None:
+    functions = Recording()
+    asyncio.run(VisibleTests(functions, health).run(PROBLEM, PROBLEM.files))
+    limits = functions.batches[0][0].limits
+    assert limits.cpu_s == PROBLEM.limits.time_s
+    assert limits.time_s > limits.cpu_s

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +14,11 @@ from synthetic import RUN, SHAPE, group, run_config
 
 from services.trainer import checkpoints, masters, samples
 from services.trainer.checkpoints import Superseded
+from services.trainer.config import TrainerSettings
+from services.trainer.service import Service
 from services.trainer.training import Advance, TrainingRun
 from shared import weights
+from shared.bus import BusUnavailable
 from shared.contracts.messages import (
     Alert,
     GroupQuarantined,
@@ -22,7 +28,9 @@ from shared.contracts.messages import (
     StepCommitted,
 )
 from shared.contracts.run import RunConfig
-from shared.objects import Objects
+from shared.contracts.topics import GROUPS_QUARANTINED
+from shared.objects import Objects, ObjectsUnavailable
+from shared.telemetry import Health
 
 Open = Callable[[], TrainingRun]
 
@@ -169,6 +177,70 @@ def test_a_zombie_that_already_looked_loses_the_race_for_the_serial(
         step(zombie, 0)
     assert weights.read_manifest(objects, objects.head(f"runs/{RUN}/policies/00000001/manifest.json")).incarnation == 1
     assert heir.serial == 1
+
+
+class Shaky:
+    """A store with outages, before or after it has done what was asked: its 1st, 4th, 9th, 16th, … call fails."""
+
+    def __init__(self, store: Objects, *, after: bool) -> None:
+        self._store, self._after, self._calls = store, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            self._calls += 1
+            if math.isqrt(self._calls) ** 2 != self._calls:
+                return method(*arguments)
+            if self._after and name != "put_file":
+                method(*arguments)
+            raise ObjectsUnavailable("no answer")
+
+        return call
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_store_that_fails_now_and_then_costs_no_step_and_no_serial(
+    objects: Objects, opened: Open, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    monkeypatch.setattr("services.trainer.training.FIRST_DELAY_S", 0.001)
+    training = opened()
+    batch = [fetch(objects, i) for i in (0, 1)]
+    training.objects = Shaky(objects, after=after)  # type: ignore[assignment]
+    result = training.advance(batch)
+    assert result.published is not None
+    assert result.published.serial == 1
+    ref = objects.head(f"runs/{RUN}/policies/00000001/manifest.json")
+    assert weights.checksum(weights.rebuild(objects, ref)) == digest(training)
+    training.checkpoint()
+    assert [m.step for m in checkpoints.manifests(objects, RUN)] == [1]
+
+
+def test_a_bus_that_is_away_is_waited_for(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        tries = 0
+
+        async def publish_many(self, items: list[object]) -> None:
+            self.tries += 1
+            if self.tries < 3:
+                raise BusUnavailable("no answer")
+
+    monkeypatch.setattr("services.trainer.service.FIRST_DELAY_S", 0.001)
+    bus, settings = Away(), TrainerSettings(state=tmp_path)
+    health, message = Health("trainer", settings), GroupQuarantined(run=RUN, group="g", reason="r")
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        service = Service(settings, bus, objects, health, stop)  # type: ignore[arg-type]
+        await service._announce([(GROUPS_QUARANTINED, message)])
+        assert bus.tries == 3
+        assert health.ready
+        bus.tries = 0
+        stop.set()
+        with pytest.raises(BusUnavailable):
+            await service._announce([(GROUPS_QUARANTINED, message)])
+
+    asyncio.run(scenario())
 
 
 def test_two_trainers_never_hold_the_same_incarnation(objects: Objects) -> None:

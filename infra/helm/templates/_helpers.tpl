@@ -1,0 +1,34 @@
+{{- define "etude.labels" -}}
+app.kubernetes.io/name: etude
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{- define "etude.image" -}}
+{{ .root.Values.images.registry }}etude/{{ .service.image }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* What every service is told; the same names as docker-compose.yml uses. */}}
+{{- define "etude.environment" -}}
+- {name: ETUDE_BUS, value: {{ .root.Values.servers.bus | quote }}}
+- {name: ETUDE_OBJECTS, value: {{ .root.Values.servers.objects | quote }}}
+- {name: ETUDE_LOG_LEVEL, value: {{ .root.Values.logLevel }}}
+- {name: ETUDE_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: ETUDE_ADVERTISE, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: ETUDE_S3_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-access-key}}}
+- {name: ETUDE_S3_SECRET_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-secret-key}}}
+{{- if .service.ledger }}
+- {name: ETUDE_LEDGER, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: ledger}}}
+{{- end }}
+{{- if .service.jobs }}
+- {name: ETUDE_JOBS, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: jobs}}}
+{{- end }}
+{{- if eq .name "console" }}
+# Prometheus and the probes ask for the pod's address.
+- name: ETUDE_CONSOLE_NAMES
+  value: {{ append .root.Values.console.names "$(ETUDE_ADVERTISE)" | toJson | squote }}
+{{- end }}
+{{- range $name, $value := .service.environment }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}

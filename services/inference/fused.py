@@ -1,0 +1,314 @@
+"""One engine step of a small model on a CPU, in compiled loops.
+
+A step of a small model is hundreds of tiny tensor operations, and calling them costs more than computing them. Here a
+layer is five compiled loops (Numba) between the matrix products, which torch computes into buffers that are reused:
+
+    norm | qkv | head norms, rotation, cache, attention | o | residual, norm, router, dispatch | experts | combine
+
+Invariants:
+- Same numbers as `shared.model` up to rounding (tested to 1e-5), the same routing, keys and values written before read.
+- Every token attends to its row's positions up to its own: decode tokens and prompt chunks need no distinction.
+- Nothing of the model is copied: the arrays are views of its parameters.
+
+Grouped-query attention, softmax routing or dense layers, float32, CPU (`supports`). Anything else runs in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import njit
+from torch import Tensor
+
+from services.inference.cache import SlotCache
+from shared.model import Transformer
+from shared.model.attention import GroupedQueryAttention
+from shared.model.moe import MixtureOfExperts, Mlp
+
+Array = np.ndarray[Any, Any]
+
+_compiled = njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
+
+
+def supports(model: Transformer) -> bool:
+    weight = model.embed_tokens.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or model.config.mla is not None:
+        return False
+    moe = model.config.moe
+    return moe is None or (moe.scoring == "softmax" and moe.n_shared_experts == 0)
+
+
+class FusedStep:
+    """`forward(tokens_N, rows_N, positions_N)` of one model on one cache. Only for the engine's thread."""
+
+    def __init__(self, model: Transformer, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+        self.layers = [_Layer(layer, cache, index) for index, layer in enumerate(model.layers)]
+        self.final = _array(model.norm.weight)
+        self.eps = model.norm.eps
+        self.scores = np.empty(cache.positions, np.float32)
+        self.buffers = _Buffers(model, 0)
+        longest = torch.arange(cache.positions)
+        cos, sin = model.rotary(longest)
+        self.cos, self.sin = (np.ascontiguousarray(x[:, 0].numpy()) for x in (cos, sin))  # [T, Dk]
+
+    def warm(self) -> None:
+        """Compiles the loops, or reads them from Numba's cache: seconds, once per machine. Writes the cache's first cell."""
+        with torch.inference_mode():
+            self.forward(torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+    def forward(self, tokens_N: Tensor, rows_N: Array, positions_N: Array) -> tuple[Tensor, Array]:
+        """Hidden states after the final norm [N, D] (valid until the next call), and the experts [N, L, K] that were used."""
+        N = len(tokens_N)
+        if len(self.buffers.x) < N:
+            self.buffers = _Buffers(self.model, max(N, 2 * len(self.buffers.x)))
+        b = self.buffers
+        torch.index_select(self.model.embed_tokens.weight, 0, tokens_N, out=b.x_t[:N])
+        x, normed = b.x[:N], b.normed[:N]
+        at = 0
+        for layer in self.layers:
+            _norm(x, layer.norm_in, self.eps, normed)
+            torch.mm(b.normed_t[:N], layer.qkv, out=b.qkv_t[:N])
+            _attend(
+                b.qkv[:N], layer.q_norm, layer.k_norm, self.eps, self.cos, self.sin, rows_N, positions_N,
+                layer.keys, layer.values, self.scores, b.seen[:N],
+            )  # fmt: skip
+            torch.mm(b.seen_t[:N], layer.o, out=b.out_t[:N])
+            _add_norm(x, b.out[:N], layer.norm_post, self.eps, normed)
+            if layer.experts:
+                self._experts(layer, N, at)
+                at += 1
+            else:
+                gate, up = torch.mm(b.normed_t[:N], layer.gate_up[0]).chunk(2, -1)
+                b.x_t[:N].addmm_(F.silu(gate).mul_(up), layer.down[0])
+        _norm(x, self.final, self.eps, normed)
+        return b.normed_t[:N], b.experts[:N]
+
+    def _experts(self, layer: _Layer, N: int, at: int) -> None:
+        b, K = self.buffers, layer.top_k
+        M = N * K
+        _route(b.normed[:N], layer.router, K, layer.renormalise, b.experts[:N, at], b.weights[:N], b.ends, b.slot[:N])
+        _dispatch(b.normed[:N], b.slot[:N], b.sorted[:M])
+        start = 0
+        for expert, end in enumerate(b.ends.tolist()):
+            if end > start:
+                torch.mm(b.sorted_t[start:end], layer.gate_up[expert], out=b.wide_t[start:end])
+            start = end
+        gate, up = b.wide_t[:M].chunk(2, -1)
+        torch.mul(F.silu(gate), up, out=b.narrow_t[:M])
+        start = 0
+        for expert, end in enumerate(b.ends.tolist()):
+            if end > start:
+                torch.mm(b.narrow_t[start:end], layer.down[expert], out=b.sorted_t[start:end])
+            start = end
+        _combine(b.x[:N], b.sorted[:M], b.slot[:N], b.weights[:N])
+
+
+class _Layer:
+    """Views of one layer's parameters: matrices as [in, out] for torch, vectors and the router as arrays."""
+
+    def __init__(self, layer: torch.nn.Module, cache: SlotCache, index: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        assert isinstance(attention, GroupedQueryAttention)
+        self.norm_in, self.norm_post = (
+            _array(layer.input_layernorm.weight),
+            _array(layer.post_attention_layernorm.weight),
+        )
+        self.qkv, self.o = attention.qkv_proj.weight.detach().t(), attention.o_proj.weight.detach().t()
+        self.q_norm = _array(attention.q_norm.weight) * np.float32(attention.scale)
+        self.k_norm = _array(attention.k_norm.weight)
+        self.keys, self.values = cache.keys[index].numpy(), cache.values[index].numpy()
+        self.experts, self.top_k, self.renormalise = 0, 0, False
+        if isinstance(mlp, MixtureOfExperts):
+            self.experts, self.top_k = mlp.experts, mlp.gate.moe.num_experts_per_tok
+            self.renormalise = mlp.gate.moe.norm_topk_prob
+            self.router = _array(mlp.gate.weight)
+            self.gate_up = [w.t() for w in mlp.gate_up.detach().unbind()]
+            self.down = [w.t() for w in mlp.down.detach().unbind()]
+        else:
+            assert isinstance(mlp, Mlp)
+            self.gate_up = [mlp.gate_up_proj.weight.detach().t()]
+            self.down = [mlp.down_proj.weight.detach().t()]
+
+
+class _Buffers:
+    """Room for N tokens; `name` is the array and `name_t` the tensor over the same memory."""
+
+    def __init__(self, model: Transformer, N: int) -> None:
+        c = model.config
+        D, H, G = c.hidden_size, c.num_attention_heads, c.num_key_value_heads
+        K = max(1, c.num_experts_per_tok)
+        width, E = (c.moe.intermediate_size, c.moe.num_experts) if c.moe else (1, 1)
+        for name, shape in {
+            "x": (N, D),
+            "normed": (N, D),
+            "qkv": (N, (H + G) * c.head_dim + G * c.v_head_dim),
+            "seen": (N, H * c.v_head_dim),
+            "out": (N, D),
+            "sorted": (N * K, D),
+            "wide": (N * K, 2 * width),
+            "narrow": (N * K, width),
+        }.items():
+            tensor = torch.empty(shape)
+            setattr(self, f"{name}_t", tensor)
+            setattr(self, name, tensor.numpy())
+        self.weights = np.empty((N, K), np.float32)
+        self.slot = np.empty((N, K), np.int64)  # where each of a token's copies stands in `sorted`
+        self.ends = np.zeros(E, np.int64)
+        self.experts = np.zeros((N, max(1, c.num_moe_layers), c.num_experts_per_tok), np.int64)
+
+
+def _array(parameter: Tensor) -> Array:
+    return parameter.detach().numpy()
+
+
+@_compiled
+def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """RMS norm of rows."""
+    N, D = x.shape
+    for n in range(N):
+        total = np.float32(0)
+        for d in range(D):
+            total += x[n, d] * x[n, d]
+        scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
+        for d in range(D):
+            out[n, d] = x[n, d] * scale * weight[d]
+
+
+@_compiled
+def _add_norm(x, update, weight, eps, out):  # type: ignore[no-untyped-def]
+    """x += update; out = its RMS norm."""
+    N, D = x.shape
+    for n in range(N):
+        total = np.float32(0)
+        for d in range(D):
+            value = x[n, d] + update[n, d]
+            x[n, d] = value
+            total += value * value
+        scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
+        for d in range(D):
+            out[n, d] = x[n, d] * scale * weight[d]
+
+
+@_compiled
+def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, keys, values, scores, out):  # type: ignore[no-untyped-def]
+    """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions 0..p."""
+    N = len(rows)
+    G, D = keys.shape[1], keys.shape[3]
+    H = qkv.shape[1] // D - 2 * G
+    half = D // 2
+    for n in range(N):
+        p = positions[n]
+        for h in range(H + G):
+            base = h * D
+            total = np.float32(0)
+            for d in range(D):
+                total += qkv[n, base + d] * qkv[n, base + d]
+            scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
+            weight = q_norm if h < H else k_norm
+            for d in range(half):
+                a = qkv[n, base + d] * scale * weight[d]
+                b = qkv[n, base + half + d] * scale * weight[half + d]
+                qkv[n, base + d] = a * cos[p, d] + b * sin[p, d]
+                qkv[n, base + half + d] = b * cos[p, half + d] + a * sin[p, half + d]
+        for g in range(G):
+            for d in range(D):
+                keys[rows[n], g, p, d] = qkv[n, (H + g) * D + d]
+                values[rows[n], g, p, d] = qkv[n, (H + G + g) * D + d]
+    for n in range(N):
+        seen = positions[n] + 1
+        for h in range(H):
+            k = keys[rows[n], h * G // H]
+            v = values[rows[n], h * G // H]
+            best = np.float32(-1e30)
+            for t in range(seen):
+                score = np.float32(0)
+                for d in range(D):
+                    score += qkv[n, h * D + d] * k[t, d]
+                scores[t] = score
+                best = max(best, score)
+            total = np.float32(0)
+            for t in range(seen):
+                weight_t = np.exp(scores[t] - best)
+                scores[t] = weight_t
+                total += weight_t
+            for d in range(D):
+                out[n, h * D + d] = 0
+            for t in range(seen):
+                weight_t = scores[t]
+                for d in range(D):
+                    out[n, h * D + d] += weight_t * v[t, d]
+            inverse = np.float32(1) / total
+            for d in range(D):
+                out[n, h * D + d] *= inverse
+
+
+@_compiled
+def _route(x, router, K, renormalise, experts, weights, ends, slot):  # type: ignore[no-untyped-def]
+    """Softmax router: the K best experts of each token, best first, and their weights; `ends`: copies up to each expert in
+    expert order; `slot`: where each copy stands, tokens in order within an expert."""
+    N, D = x.shape
+    E = len(router)
+    scores = np.empty(E, np.float32)
+    ends[:] = 0
+    for n in range(N):
+        best = np.float32(-1e30)
+        for e in range(E):
+            score = np.float32(0)
+            for d in range(D):
+                score += x[n, d] * router[e, d]
+            scores[e] = score
+            best = max(best, score)
+        total = np.float32(0)
+        for e in range(E):
+            scores[e] = np.exp(scores[e] - best)
+            total += scores[e]
+        chosen = np.float32(0)
+        for k in range(K):
+            top = 0
+            for e in range(1, E):
+                if scores[e] > scores[top]:
+                    top = e
+            experts[n, k] = top
+            weights[n, k] = scores[top] / total
+            chosen += weights[n, k]
+            scores[top] = -1
+            ends[top] += 1
+        if renormalise:
+            for k in range(K):
+                weights[n, k] /= chosen + np.float32(1e-20)
+    start = 0
+    starts = np.empty(E, np.int64)
+    for e in range(E):
+        starts[e] = start
+        start += ends[e]
+        ends[e] = start
+    for n in range(N):
+        for k in range(K):
+            e = experts[n, k]
+            slot[n, k] = starts[e]
+            starts[e] += 1
+
+
+@_compiled
+def _dispatch(x, slot, out):  # type: ignore[no-untyped-def]
+    N, K = slot.shape
+    for n in range(N):
+        for k in range(K):
+            s = slot[n, k]
+            for d in range(x.shape[1]):
+                out[s, d] = x[n, d]
+
+
+@_compiled
+def _combine(x, computed, slot, weights):  # type: ignore[no-untyped-def]
+    """x[n] += sum over k of weights[n, k] * computed[slot[n, k]]."""
+    N, K = slot.shape
+    for n in range(N):
+        for k in range(K):
+            s, weight = slot[n, k], weights[n, k]
+            for d in range(x.shape[1]):
+                x[n, d] += weight * computed[s, d]

@@ -1,0 +1,115 @@
+"""The front door: what it refuses, and that it says so before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from etude import supervisor as s
+from etude.demo.prepare import DemoError, own_problems
+
+
+@pytest.fixture
+def sleeper() -> s.ServiceSpec:
+    """A service of the standard library's: it prints and ends, and is started again."""
+    return s.ServiceSpec("sleeper", "this")
+
+
+def test_a_second_supervisor_of_the_same_folder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    with s.Supervisor(tmp_path), pytest.raises(s.AlreadyRunning, match=str(os.getpid())):
+        s.Supervisor(tmp_path).__enter__()
+    assert s.holder(tmp_path) is None
+
+
+def test_the_file_of_a_killed_supervisor_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (tmp_path / s.LOCK).write_text(str(bystander.pid))
+        (tmp_path / "supervisor.json").write_text(json.dumps({"pid": bystander.pid, "services": {"x": {}}}))
+        s.stop(tmp_path)
+        assert "nothing is running" in capsys.readouterr().out
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_detaching_where_another_runs_is_refused(tmp_path: Path, sleeper: s.ServiceSpec) -> None:
+    with s.Supervisor(tmp_path, say=lambda _: None) as first:
+        first.start([sleeper])
+        deadline = time.monotonic() + 20
+        while s._written_by(tmp_path) != os.getpid() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = subprocess.run(
+            [sys.executable, "-m", "etude.cli", "up", "-d", "--base-port", "0", "--state", str(tmp_path)],
+            capture_output=True,
+            text=True,
+        )
+    assert found.returncode == 1
+    assert "already in use" in found.stderr
+    assert "Running in the background" not in found.stdout
+
+
+def test_a_port_in_use_is_named_before_a_service_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(s.PortsTaken, match=f"{port}.*--base-port"):
+            s.require_ports([s.ServiceSpec("a", "this", port=port)], "give another with --base-port")
+    s.require_ports([s.ServiceSpec("a", "this", port=port), s.ServiceSpec("b", "this")], "")
+
+
+def test_a_service_that_cannot_be_started_does_not_end_the_watching(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "logs").write_text("in the way: no log can be opened")
+    with s.Supervisor(tmp_path, say=said.append) as supervisor:
+        supervisor.start([s.ServiceSpec("a", "this")])
+        deadline = time.monotonic() + 20
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (tmp_path / "logs").unlink()
+        while not (tmp_path / "logs" / "a.log").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "a cannot be started" in said[0]
+    assert (tmp_path / "logs" / "a.log").exists()
+
+
+def test_down_ends_the_supervisor_that_holds_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys, threading, signal\nfrom pathlib import Path\nfrom etude.supervisor import Supervisor\n"
+        "leave = threading.Event()\nsignal.signal(signal.SIGTERM, lambda *_: leave.set())\n"
+        "with Supervisor(Path(sys.argv[1])):\n    print('up', flush=True)\n    leave.wait()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        s.stop(tmp_path)
+        assert capsys.readouterr().out == "Stopped.\n"
+        assert process.wait(10) == 0
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_problem_of_ones_own_is_refused_with_its_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    good = {
+        "id": "a",
+        "files": {"f.py": "def f(x):\n    return x\n"},
+        "entry": "f",
+        "visible": [{"args": "[1]", "expected": "2"}],
+        "hidden": [{"args": "[2]", "expected": "3"}],
+    }
+    path.write_text(json.dumps(good) + "\n" + json.dumps({**good, "id": "b", "entry": "g"}) + "\n")
+    with pytest.raises(DemoError, match=r"line 2: field 'files\[f.py\]': defines no function 'g'"):
+        own_problems(path)

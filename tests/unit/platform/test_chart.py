@@ -1,0 +1,64 @@
+"""What the chart promises that can be read without helm; `make chart` renders and validates it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from etude.supervisor import SERVICES
+from infra import declared
+
+CHART = Path(__file__).resolve().parents[3] / "infra" / "helm"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((CHART.parent.parent / "docker-compose.yml").read_text())["services"]
+TEMPLATES = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+
+
+def test_every_service_of_the_supervisor_is_deployed():
+    assert {name: service["module"] for name, service in VALUES["services"].items()} == dict(SERVICES)
+
+
+def test_chart_and_compose_file_run_the_same_images_with_the_same_patience():
+    for name, service in VALUES["services"].items():
+        composed = COMPOSE[name]
+        assert composed["image"].startswith(f"etude/{service['image']}:")
+        assert composed["stop_grace_period"] == f"{service['graceS']}s"
+        assert bool(service.get("ledger")) == ("ETUDE_LEDGER" in composed["environment"])
+        assert bool(service.get("jobs")) == ("ETUDE_JOBS" in composed["environment"])
+
+
+def test_settings_are_named_as_the_services_know_them():
+    known = {setting.name for rows in declared.settings().values() for setting in rows}
+    values = "".join(path.read_text() for path in CHART.glob("values*.yaml"))
+    named = set(re.findall(r"\bETUDE_[A-Z0-9_]+", TEMPLATES + values))
+    assert named
+    assert named <= known
+
+
+def test_values_files_speak_of_services_and_keys_that_exist():
+    for path in CHART.glob("values-*.yaml"):
+        values = yaml.safe_load(path.read_text())
+        assert values.keys() <= VALUES.keys()
+        assert values.get("services", {}).keys() <= VALUES["services"].keys()
+
+
+def test_no_server_and_no_secret_has_a_default():
+    assert set(VALUES["servers"].values()) == {""}
+    assert "kind: Secret" not in TEMPLATES
+
+
+def test_workers_scale_on_the_topics_and_groups_that_the_services_read():
+    from shared.contracts.topics import TOPICS
+
+    text = (CHART / "templates" / "scaling.yaml").read_text()
+    pairs = re.findall(r'"topic" "([\w.]+)" "group" "(\w+)"', text)
+    assert set(pairs) == {("rollouts.requested", "rollout"), ("rollouts.finished", "reward")}
+    for topic, group in pairs:
+        assert topic in TOPICS
+        assert f'"{group}"' in (CHART.parent.parent / "services" / group / "service.py").read_text()
+    query = re.search(r"query: sum\((\w+)\)", text)
+    assert query
+    assert query[1] in declared.series()

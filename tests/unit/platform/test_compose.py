@@ -1,0 +1,222 @@
+"""What docker-compose.yml promises, read from the file: no engine is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from etude.supervisor import SERVICES
+from shared.settings import ServiceSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "infra/docker/Dockerfile").read_text()
+OURS = {name: service for name, service in ALL.items() if str(service["image"]).startswith("etude/")}
+STAYING = {name: service for name, service in ALL.items() if name != "demo"}
+SECRETS = ("PASSWORD", "SECRET", "ACCESS_KEY", "TOKEN")
+
+
+def module_of(service: dict[str, Any]) -> str | None:
+    command = service.get("command") or []
+    return command[2] if command[:2] == ["python", "-m"] else None
+
+
+def test_every_service_of_the_supervisor_runs_under_its_name():
+    for name, module in SERVICES:
+        assert module_of(ALL[name]) == module
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if module_of(OURS[name])])
+def test_a_command_names_a_module_that_exists(name):
+    assert importlib.util.find_spec(module_of(OURS[name]) or "")
+
+
+def test_no_secret_is_written_down_and_none_has_a_default():
+    """Each comes from .env by `${NAME:?…}`, whole or inside a URL: a missing one ends `docker compose up` with its name."""
+    required = re.compile(r"\$\{[A-Z0-9_]+:\?[^}]+\}")
+    for name, service in ALL.items():
+        for key, value in (service.get("environment") or {}).items():
+            if any(word in key for word in SECRETS) or re.search(r"://[^@]*:[^@]*@", str(value)) or "AUTH" in key:
+                if key.startswith("GF_AUTH_"):
+                    continue
+                assert required.search(str(value)), f"{name}: {key}"
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert not re.search(r"\$\{ETUDE_\w*(PASSWORD|KEY)(:?-)", text)
+
+
+def test_the_example_names_every_variable_and_gives_away_no_secret():
+    text = (ROOT / "docker-compose.yml").read_text()
+    used = set(re.findall(r"\$\{([A-Z0-9_]+)", text))
+    example = (ROOT / ".env.example").read_text()
+    known = set(re.findall(r"^#?([A-Z0-9_]+)=", example, re.MULTILINE))
+    assert used <= known
+    assert known - used == {"COMPOSE_PROFILES"}
+    for name, value in re.findall(r"^([A-Z0-9_]+)=(.*)$", example, re.MULTILINE):
+        assert not value or name == "COMPOSE_PROFILES"
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never_overwritten(tmp_path):
+    specification = importlib.util.spec_from_file_location("env", ROOT / "infra/docker/env.py")
+    assert specification
+    assert specification.loader
+    env = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(env)
+    first, second = tmp_path / "a", tmp_path / "b"
+    for target in (first, second):
+        env.write(ROOT / ".env.example", target)
+    values = [dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", path.read_text(), re.MULTILINE)) for path in (first, second)]
+    secrets = [value for name, value in values[0].items() if name != "COMPOSE_PROFILES"]
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets)
+    assert len(set(secrets)) == len(secrets) >= 5
+    assert not set(secrets) & set(values[1].values())
+    assert first.stat().st_mode & 0o077 == 0
+    with pytest.raises(FileExistsError):
+        env.write(ROOT / ".env.example", first)
+
+
+def test_ports_are_bound_to_localhost():
+    published = [port for service in ALL.values() for port in service.get("ports", [])]
+    assert published
+    assert all(str(port).startswith("127.0.0.1:") for port in published)
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_a_service_is_checked_limited_restarted_and_its_log_is_bounded(name):
+    service = ALL[name]
+    assert service["healthcheck"]["test"]
+    assert service["mem_limit"]
+    assert service["cpus"] <= 2.0, "Docker refuses more than the machine has"
+    assert service["restart"] == "unless-stopped"
+    assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
+    assert "no-new-privileges:true" in service["security_opt"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_have_no_privilege_and_write_nowhere_but_where_it_is_said(name):
+    service = OURS[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert not service.get("cap_add")
+    assert not service.get("privileged")
+    assert "seccomp=unconfined" not in service["security_opt"]
+    assert not any("docker.sock" in str(volume) for volume in service["volumes"])
+    assert f"AS {service['build']['target']}\n" in DOCKERFILE
+    assert re.search(rf"AS {service['build']['target']}\n(?:(?!FROM)[\s\S])*USER 10001:10001", DOCKERFILE)
+
+
+def test_candidate_code_runs_where_the_profile_is_and_nowhere_else():
+    """Who asks for sandboxes has the image with bubblewrap and its profile; nobody else has either."""
+    wants = {name for name, module in SERVICES if _asks_for_sandboxes(module)} | {"demo"}
+    has = {name for name, service in OURS.items() if service["build"]["target"] == "worker"}
+    profiled = {name for name, s in OURS.items() if "seccomp=infra/docker/seccomp-worker.json" in s["security_opt"]}
+    assert wants == has == profiled
+
+
+def _asks_for_sandboxes(module: str) -> bool:
+    path = ROOT.joinpath(*module.split("."))
+    source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
+    return "sandbox.connect" in source.read_text()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settings_are_named_as_the_service_knows_them(name):
+    module = module_of(OURS[name])
+    fields = set(ServiceSettings.model_fields)
+    if module:
+        config = importlib.import_module(f"{'.'.join(module.split('.')[:2])}.config")
+        for item in vars(config).values():
+            if isinstance(item, type) and issubclass(item, ServiceSettings):
+                fields |= set(item.model_fields)
+    named = {key.removeprefix("ETUDE_").lower() for key in OURS[name]["environment"] if key.startswith("ETUDE_")}
+    image = {key.lower() for key in re.findall(r"\bETUDE_([A-Z0-9_]+)=", DOCKERFILE)}
+    assert named | image <= fields
+
+
+def test_who_needs_a_server_is_on_its_network_and_waits_for_it():
+    reaches = {"ETUDE_BUS": "kafka", "ETUDE_OBJECTS": "minio", "ETUDE_LEDGER": "postgres", "ETUDE_JOBS": "redis"}
+    for name, service in OURS.items():
+        if name == "demo":
+            continue  # waits for services that wait for the servers
+        for setting, server in reaches.items():
+            if setting in service["environment"]:
+                assert set(service["networks"]) & set(ALL[server]["networks"]), f"{name} → {server}"
+                assert service["depends_on"][server] == {"condition": "service_healthy"}
+    assert {name for name, s in OURS.items() if "ETUDE_LEDGER" in s["environment"]} == {"scheduler"}, "its only writer"
+    assert [name for name, s in ALL.items() if "ledger" in s["networks"]] == ["postgres", "scheduler"]
+
+
+def test_only_what_has_a_port_is_on_a_network_with_a_way_out():
+    outside = {name for name, network in COMPOSE["networks"].items() if not network.get("internal")}
+    for name, service in ALL.items():
+        assert bool(outside & set(service["networks"])) == bool(service.get("ports")), name
+
+
+def test_every_mounted_file_and_volume_exists():
+    for name, service in ALL.items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), f"{name}: {source}"
+            elif ":" in volume:
+                assert source in COMPOSE["volumes"], f"{name}: {source}"
+        for option in service.get("security_opt", []):
+            if option.startswith("seccomp="):
+                assert (ROOT / option.removeprefix("seccomp=")).exists()
+
+
+def test_what_scales_has_no_name_and_no_port_of_its_own():
+    for name in ("rollout", "grader", "reward", "inference"):
+        assert "container_name" not in ALL[name]
+        assert "ports" not in ALL[name]
+        assert "ETUDE_NAME" not in ALL[name]["environment"]
+
+
+def test_the_profile_allows_what_namespaces_need_and_refuses_the_rest():
+    profile = json.loads((ROOT / "infra/docker/seccomp-worker.json").read_text())
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    free = {
+        name
+        for rule in profile["syscalls"]
+        if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args")
+        for name in rule["names"]
+    }
+    assert {"clone", "mount", "umount2", "pivot_root", "sethostname"} <= free
+    dangerous = (
+        *(
+            "bpf",
+            "setns",
+            "unshare",
+            "init_module",
+            "finit_module",
+            "delete_module",
+            "kexec_load",
+            "kexec_file_load",
+            "reboot",
+        ),
+        *("iopl", "ioperm", "acct", "swapon", "swapoff", "open_by_handle_at", "perf_event_open", "keyctl", "add_key"),
+        *("request_key", "userfaultfd", "quotactl", "fsopen", "fsmount", "fsconfig", "fspick", "open_tree", "clone3"),
+        *("move_mount", "mount_setattr", "io_uring_setup", "nfsservctl", "chroot", "syslog", "settimeofday"),
+    )
+    assert not free & set(dangerous)
+    for rule in profile["syscalls"]:  # conditions would read as none where the file is taken as the OCI's plain format
+        assert not {"includes", "excludes"} & rule.keys()
+
+
+def test_without_an_image_registry_every_image_has_a_recipe_of_its_own():
+    local = ROOT / "infra" / "docker" / "local"
+    override = yaml.safe_load((local / "compose.yml").read_text())["services"]
+    assert override.keys() == ALL.keys()
+    for name, service in override.items():
+        if name in OURS:
+            assert service["build"]["args"]["PYTHON"] == "etude-local/python:3.11"
+        elif name != "grafana":  # nobody packages it
+            assert (local / service["image"].removeprefix("etude-local/") / "Dockerfile").exists()

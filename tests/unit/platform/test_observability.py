@@ -1,0 +1,178 @@
+"""No panel and no alert can be empty by a typo: every name, label and figure in an expression is one that the code declares."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from etude.supervisor import SERVICES
+from infra import declared
+from infra.generate import DASHBOARDS, files
+from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
+
+ROOT = Path(__file__).resolve().parents[3]
+PROMETHEUS = ROOT / "infra" / "prometheus"
+ALERTS = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
+SERIES = declared.series()
+WORDS = set(
+    """sum max min count rate increase scalar absent time histogram_quantile quantile_over_time max_over_time by on unless
+    or and le""".split()  # noqa: SIM905
+)
+_TEXT = re.compile(r'"[^"]*"')
+_GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
+_SELECTOR = re.compile(r"\{([^}]*)\}")
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for name, dashboard in DASHBOARDS.items():
+        for one in dashboard.panels():
+            for query in one.queries:
+                yield f"{name}: {one.title}", query.expr
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            yield f"alert {rule['alert']}", rule["expr"]
+
+
+def names(expr: str) -> set[str]:
+    """Series that an expression asks for."""
+    bare = _GROUPING.sub(" ", _SELECTOR.sub(" ", re.sub(r"\[[^]]*\]", " ", _TEXT.sub(" ", expr))))
+    return set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
+
+
+def labels(expr: str) -> set[str]:
+    """Labels that an expression groups or selects by."""
+    grouped = {label.strip() for found in _GROUPING.findall(expr) for label in found.split(",")}
+    selected = {
+        label for found in _SELECTOR.findall(_TEXT.sub('""', expr)) for label in re.findall(r"(\w+)\s*[=!]", found)
+    }
+    return (grouped | selected) - {""}
+
+
+CASES = sorted(set(expressions()))
+
+
+@pytest.mark.parametrize(("where", "expr"), CASES)
+def test_an_expression_asks_for_what_the_code_declares(where, expr):
+    asked = names(expr)
+    assert asked, "an expression without a series"
+    assert asked <= SERIES.keys(), where
+    known = {label for name in asked for label in SERIES[name]} | set(declared.TARGET_LABELS)
+    assert labels(expr) <= known, where
+
+
+def test_a_figure_of_a_step_is_one_that_the_trainer_gives():
+    figures = set(declared.literal("services.trainer.metrics", "FIGURES"))
+    used = {
+        name
+        for _, expr in expressions()
+        for name in re.findall(r'etude_trainer_step_figure\{[^}]*\bname="(\w+)"', expr)
+    }
+    assert used
+    assert used <= figures
+
+
+def test_a_job_is_a_service_or_a_server():
+    jobs = {name for name, _ in SERVICES}
+    for where, expr in CASES:
+        for matcher in re.findall(r'\bjob=~?"([^"]*)"', expr):
+            assert set(matcher.split("|")) <= jobs, where
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    scraped = {name for job in config for dns in job.get("dns_sd_configs", []) for name in dns["names"]}
+    assert jobs <= scraped | {job["job_name"] for job in config}
+    missing = next(r for g in ALERTS["groups"] for r in g["rules"] if r["alert"] == "ServiceMissing")["expr"]
+    assert set(re.findall(r'absent\(up\{job="(\w+)"', missing)) == jobs
+
+
+def test_legends_name_labels_that_survive_the_grouping():
+    for name, dashboard in DASHBOARDS.items():
+        for one in dashboard.panels():
+            for query in one.queries:
+                grouped = _GROUPING.findall(query.expr)
+                shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+                if grouped:
+                    left = {label.strip() for found in grouped for label in found.split(",")}
+                    assert shown <= left, f"{name}: {one.title}"
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_is_whole(name):
+    board = render(DASHBOARDS[name])
+    panels = board["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for p in panels
+        for x in range(p["gridPos"]["x"], p["gridPos"]["x"] + p["gridPos"]["w"])
+        for y in range(p["gridPos"]["y"], p["gridPos"]["y"] + p["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)), "panels lie over each other"
+    assert max(x for x, _ in cells) < COLUMNS
+    assert all(p["description"] for p in panels if p["type"] != "row")
+    if "$run" in str(board):
+        assert [v["name"] for v in board["templating"]["list"]] == ["run"]
+        assert "run" in SERIES[DASHBOARDS[name].runs]
+
+
+def test_a_line_that_is_full_goes_on_in_the_next():
+    wide = [panel(str(i), "about", "up", width=9) for i in range(5)]
+    board = render(Dashboard("u", "t", "a", (Row("r", tuple(wide)),)))
+    assert [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"][1:]] == [
+        (0, 1), (9, 1), (0, 9), (9, 9), (0, 17),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", files(), ids=str)
+def test_what_is_generated_is_up_to_date(path):
+    assert (ROOT / path).read_text() == files()[path], "run: python -m infra.generate"
+
+
+def test_names_of_metrics_follow_the_house():
+    for metric in declared.metrics():
+        assert re.match(r"(etude_[a-z]+_[a-z0-9_]+|sglang:[a-z0-9_]+)$", metric.name), metric
+        assert metric.about.endswith("."), metric
+
+
+def test_every_metric_of_a_service_is_shown_somewhere():
+    """A figure that nobody can see is work for nothing; one that is new belongs onto a dashboard."""
+    shown = {name for _, expr in CASES for name in names(expr)}
+    unseen = {metric.name for metric in declared.metrics() if not shown & metric.series.keys()}
+    assert unseen <= {"etude_health_ready"}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool: apt-get install prometheus")
+@pytest.mark.parametrize("arguments", [("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")])
+def test_promtool_agrees(arguments):
+    done = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tried_and_says_what_to_do():
+    tried = (PROMETHEUS / "alerts_test.yml").read_text()
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"].keys() == {"summary", "action"}
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert rule["alert"] in tried
+
+
+def test_the_guide_names_tests_and_commands_that_exist():
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    held = set(re.findall(r"`(test_\w+)`", guide))
+    written = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert held
+    assert held <= written
+    known = {setting.name for rows in declared.settings().values() for setting in rows}
+    variables = set(re.findall(r"\bETUDE_[A-Z0-9_]+", guide)) - set(
+        re.findall(r"^#?(ETUDE_\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    )
+    assert variables <= known
+    panels = {one.title for dashboard in DASHBOARDS.values() for one in dashboard.panels()}
+    assert {"Busy graders", "What attempts wait for"} <= panels

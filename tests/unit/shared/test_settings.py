@@ -1,0 +1,102 @@
+"""Settings: what is wrong is named, with the way out, and nothing secret is printed."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.settings import CLOSE, ServiceSettings, load, masked
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        load(ServiceSettings, [])
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_bad_value_is_named_with_its_field(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_PORT", "70000")
+    assert "ETUDE_PORT" in (said := refused(capsys))
+    assert "'70000'" in said
+
+
+def test_a_slip_in_a_name_is_no_setting_passed_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_LOG_LEVL", "DEBUG")
+    assert "ETUDE_LOG_LEVL: not known; did you mean ETUDE_LOG_LEVEL?" in refused(capsys)
+
+
+def test_a_setting_of_another_service_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETUDE_ROLLOUT_CONCURRENCY", "3")
+    assert load(ServiceSettings, []).log_level == "INFO"
+
+
+def test_no_services_setting_is_taken_for_a_slip_in_anothers() -> None:
+    """All services share one environment."""
+    root = Path(__file__).parents[3]
+    modules = [import_module(f"services.{path.parent.name}.config") for path in root.glob("services/*/config.py")]
+    classes = [c for m in modules for c in vars(m).values() if isinstance(c, type) and issubclass(c, ServiceSettings)]
+    names = {f"ETUDE_{field.upper()}" for c in classes for field in c.model_fields} | {"ETUDE_CONFIG"}
+    for known in ({f"ETUDE_{field.upper()}" for field in c.model_fields} for c in classes):
+        assert not [name for name in names - known if get_close_matches(name, known, 1, CLOSE)]
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("x = = 3", "no TOML"), ("bogus = 1", "bogus")])
+def test_a_broken_file_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | None,
+    said: str,
+) -> None:
+    path = tmp_path / "etude.toml"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("ETUDE_CONFIG", str(path))
+    assert said in refused(capsys)
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "etude.toml"
+    path.write_text('log_level = "ERROR"\nport = 7\n')
+    monkeypatch.setenv("ETUDE_CONFIG", str(path))
+    monkeypatch.setenv("ETUDE_PORT", "8")
+    settings = load(ServiceSettings, [])
+    assert (settings.log_level, settings.port) == ("ERROR", 8)
+
+
+def test_check_prints_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETUDE_LEDGER", "postgresql://etude:hush@db/etude")
+    monkeypatch.setenv("ETUDE_BUS", "kafka://etude:hush@kafka:9092/team")
+    monkeypatch.setenv("ETUDE_JOBS", "redis://:hush@redis:6379/0")
+    monkeypatch.setenv("ETUDE_S3_SECRET_KEY", "hush")
+    with pytest.raises(SystemExit):
+        load(ServiceSettings, ["--check"])
+    shown = capsys.readouterr().out
+    assert "hush" not in shown
+    assert "ledger = 'postgresql://etude:***@db/etude'" in shown
+
+
+@given(st.text("abcXYZ019%._~-", min_size=8).filter(lambda word: word not in "postgresql://user@host:5432/etude***"))
+def test_no_password_of_a_url_is_shown(password: str) -> None:
+    shown = masked(f"postgresql://user:{password}@host:5432/etude")
+    assert password not in shown
+    assert shown.startswith("postgresql://user:")
+    assert shown.endswith("@host:5432/etude")
+    assert password not in masked(f"redis://:{password}@host:6379/0")
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:bus.db", "s3://bucket@host:9000", "kafka://a:9092,b:9092/team", "", "file:/a@b:c"]
+)
+def test_an_address_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert masked(url) == url
