@@ -4,8 +4,9 @@ BIN := .venv/bin
 DEMO ?=
 BASE ?=
 PYTEST ?=
+CHAOS ?=
 
-.PHONY: help setup demo test lint format types ci nightly servers servers-down chart images reference base pack bench \
+.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images reference base pack bench \
         lock clean
 
 help:            ## this list
@@ -25,6 +26,9 @@ servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests u
 
 servers-down:    ## stop them and remove their data
 	@$(BIN)/python -m infra.servers down
+
+chaos: pack servers  ## strike a run on the real servers 100 times, audit its ledger; CHAOS="--kills 10"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --pack .cache/pack $(CHAOS)
 
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from shared.contracts.topics import Topic
 from tests.servers import need
 
 MEMBER = Path(__file__).with_name("bus_member.py")
-PATIENCE_S = 45.0  # a promise that is not kept in this time counts as broken
+PATIENCE_S = 150.0  # a promise that is not kept in this time counts as broken, on a machine busy with other work too
 
 
 def alert(what: object) -> Alert:

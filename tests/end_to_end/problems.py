@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -83,21 +84,24 @@ def _outcome(source: str, name: str, args: list[Any]) -> str:
         raise TimeoutError
 
     namespace: dict[str, Any] = {}
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    signal.signal(signal.SIGVTALRM, late)  # processor time: a busy machine changes no outcome
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
     try:
         exec(source, namespace)  # noqa: S102 - single-line mutants of our own code above
-        return values.encode(namespace[name](*args))
+        return values.encode(namespace[name](*copy.deepcopy(args)))  # a mutant may change what it is given
     except TimeoutError:
         return "Timeout"
     except Exception as error:
         return type(error).__name__
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def write(path: Path, **options: int) -> int:
+def write(path: Path, *, copies: int = 1, **options: int) -> int:
+    """`copies`: every problem so many times under other names, where a run must not run out of them."""
     rows = list(lines(**options))
+    originals = [json.loads(row) for row in rows]
+    rows += [json.dumps({**one, "id": f"{one['id']}-{again}"}) for again in range(1, copies) for one in originals]
     path.write_text("\n".join(rows) + "\n")
     return len(rows)
 

@@ -1,0 +1,205 @@
+"""What is done to a platform, and how it is seen to come back.
+
+Every strike returns an `Outcome`; one that does not come back raises NotInTime, which `Outcome.failed` then says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+
+from etude.supervisor import SUPERSEDED
+from infra.servers import fleet
+from infra.servers import state as servers
+from shared.contracts.run import ScheduleConfig
+from tests.chaos.platform import LOOK_S, MODULES, STARTED, NotInTime, Platform, until
+
+BACK_WITHIN_S = 240.0
+LEASE_S = ScheduleConfig().lease_s
+PAST_LEASE_S = 2 * LEASE_S
+LINES_PER_S = 5.0  # of one service's log while a server is away: more is a loop that talks
+CORES_IDLE = 0.5  # of one core, for a service that cannot work while a server is away: more is a loop that spins
+CANNOT_WORK = (
+    "scheduler",
+    "reward",
+    "grader",
+)  # whatever server is away; the others may have attempts or groups in hand
+SERVERS = ("kafka", "postgres", "minio", "redis")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`recovery_s`: from the strike (kill) or its end (freeze, outage) to being well. `failed`: "" or what did not happen."""
+
+    kind: str  # kill | freeze | stopped | frozen
+    victim: str
+    recovery_s: float = 0.0
+    failed: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+async def kill(platform: Platform, victim: str) -> Outcome:
+    """SIGKILL; well again when a new process waits on nothing but work."""
+    process = await platform.alive(victim, BACK_WITHIN_S)
+    outcome = Outcome("kill", victim)
+    process.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+
+    def back() -> bool:
+        new = platform.process(victim)
+        return new is not None and new.pid != process.pid and platform.well(victim)
+
+    return await _awaited(outcome, began, until(back, f"{victim} to be well after kill -9", BACK_WITHIN_S))
+
+
+async def freeze_worker(platform: Platform, spare: str) -> Outcome:
+    """A rollout worker stands still past its leases, beside another; what it says afterwards is of an epoch that is over."""
+    platform.start(spare, MODULES["rollout"])
+    await until(lambda: platform.well(spare), f"{spare} to be well", BACK_WITHIN_S)
+    victim = await platform.alive("rollout", BACK_WITHIN_S)
+    outcome = Outcome("freeze", "rollout")
+    with _still([victim]):
+        await asyncio.sleep(PAST_LEASE_S)
+    outcome = await _awaited(
+        outcome,
+        time.monotonic(),
+        platform.advances(platform.scored, 1, "scoring after a worker was frozen", BACK_WITHIN_S),
+    )
+    await asyncio.to_thread(platform.supervisor.stop_service, spare)
+    return outcome
+
+
+async def freeze_trainer(platform: Platform, current: str, successor: str) -> Outcome:
+    """A trainer stands still; another takes the run; the first wakes up and must end as superseded, not publish."""
+    victim = await platform.alive(current, BACK_WITHIN_S)
+    outcome = Outcome("freeze", "trainer")
+    with _still([victim]):
+        started = asyncio.create_task(
+            platform.advances(platform.incarnations, 1, "a new trainer's incarnation", BACK_WITHIN_S)
+        )
+        await asyncio.sleep(LOOK_S)
+        platform.start(successor, MODULES["trainer"])
+        with contextlib.suppress(NotInTime):
+            await started
+    if started.exception() is not None:
+        outcome.failed = str(started.exception())
+        return outcome
+    began = time.monotonic()
+
+    def superseded() -> bool:
+        return not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+
+    outcome = await _awaited(outcome, began, until(superseded, "the old trainer to end", BACK_WITHIN_S))
+    if not outcome.failed:
+        await asyncio.sleep(1.0)  # the supervisor looks ten times a second
+        if platform.process(current) is not None:
+            outcome.failed = f"the frozen trainer was started again: it did not end with exit code {SUPERSEDED}"
+    if not outcome.failed:
+        outcome = await _awaited(
+            outcome, began, platform.advances(platform.trained, 1, "training by the new trainer", BACK_WITHIN_S)
+        )
+    return outcome
+
+
+async def outage(platform: Platform, server: str, mode: str, seconds: float, trainer: str) -> Outcome:
+    """A server is stopped (connections refused) or frozen (no answer) for `seconds`; then the run must go on by itself."""
+    row = servers.read()[server]
+    if row.process is None:
+        raise RuntimeError(f"{server} does not run; `make servers` starts it")
+    family = [row.process, *row.process.children(recursive=True)]  # PostgreSQL is many processes
+    outcome = Outcome(mode, server)
+    watch = _Watch(platform, [trainer if name == "trainer" else name for name in STARTED])
+    if mode == "frozen":
+        with _still(family):
+            await watch.during(seconds)
+    else:
+        row.process.send_signal(row.stop)
+        await asyncio.to_thread(psutil.wait_procs, family, 30)
+        await watch.during(seconds)
+        await asyncio.to_thread(fleet.up, [server])
+    outcome.notes = watch.notes()
+    outcome.failed = watch.complaint()
+    scored = platform.advances(platform.scored, 4, f"scoring after {server} was {mode}", BACK_WITHIN_S)
+    outcome = await _awaited(outcome, time.monotonic(), scored)
+    if not outcome.failed:
+        trained = platform.advances(platform.trained, 2, f"training after {server} was {mode}", BACK_WITHIN_S)
+        outcome = await _awaited(outcome, time.monotonic() - outcome.recovery_s, trained)
+    return outcome
+
+
+async def _awaited(outcome: Outcome, began: float, recovery: object) -> Outcome:
+    try:
+        await recovery  # type: ignore[misc]
+    except NotInTime as error:
+        outcome.failed = outcome.failed or str(error)
+    outcome.recovery_s = time.monotonic() - began
+    return outcome
+
+
+@contextlib.contextmanager
+def _still(processes: list[psutil.Process]) -> Iterator[None]:
+    """Stopped, and surely continued."""
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+class _Watch:
+    """What the services do while a server is away: processor time, log lines, what they say they wait on."""
+
+    def __init__(self, platform: Platform, names: list[str]) -> None:
+        self.platform, self.names = platform, names
+        self.seconds = 0.0
+        self.cores: dict[str, float] = {}
+        self.lines: dict[str, float] = {}
+        self.said: dict[str, dict[str, float] | None] = {}
+
+    async def during(self, seconds: float) -> None:
+        began, before = time.monotonic(), {name: self._used(name) for name in self.names}
+        await asyncio.sleep(0.8 * seconds)
+        for name in self.names:
+            self.said[name] = await asyncio.to_thread(self.platform.waits, name)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+        self.seconds = time.monotonic() - began
+        for name in self.names:
+            cpu, lines = self._used(name)
+            self.cores[name] = max(0.0, cpu - before[name][0]) / self.seconds
+            self.lines[name] = (lines - before[name][1]) / self.seconds
+
+    def _used(self, name: str) -> tuple[float, int]:
+        """(processor seconds so far, log lines so far)"""
+        process = self.platform.process(name)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times() if process else None
+            return (times.user + times.system if times else 0.0), self.platform.log_lines(name)
+        return 0.0, self.platform.log_lines(name)
+
+    def notes(self) -> dict[str, str]:
+        def waits(name: str) -> str:
+            said = self.said[name]
+            if said is None:
+                return "no answer"
+            return "; ".join(f"{what[:60]} ({since:.0f} s)" for what, since in said.items()) or "nothing"
+
+        return {
+            name: f"waits on {waits(name)}; {self.cores[name]:.2f} cores, {self.lines[name]:.1f} lines/s"
+            for name in self.names
+        }
+
+    def complaint(self) -> str:
+        silent = [name for name in self.names if self.said[name] is None]
+        loud = [f"{name} {self.lines[name]:.1f} lines/s" for name in self.names if self.lines[name] > LINES_PER_S]
+        hot = [f"{name} {self.cores[name]:.2f} cores" for name in CANNOT_WORK if self.cores[name] > CORES_IDLE]
+        parts = [f"no answer of /readyz: {', '.join(silent)}"] if silent else []
+        return "; ".join([*parts, *loud, *hot])
