@@ -1,4 +1,7 @@
-"""The embedded bus: messages a second, what a message costs to be durable, latency between processes, cost when idle.
+"""The bus: the embedded one, Kafka by our adapter against a loop around kafka-python, and what peers use instead.
+
+Messages a second, what a message costs to be durable, latency, cost when idle, and what is lost at kill -9. Kafka and Redis
+are private ones (infra.servers); where they cannot be had their rows are left out, and it says why.
 
 python -m benchmarks.bus [--quick] [--json FILE]
 """
@@ -7,14 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
+from benchmarks.buses import SIZES, private
 from benchmarks.records import Bench, record
+from infra.servers import Unavailable
 from shared.bus import Bus, connect
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
@@ -133,8 +142,7 @@ def idle_share(seconds: float) -> float:
     return on_one_bus(scenario)
 
 
-def main() -> None:
-    bench = Bench.start(__doc__)
+def embedded(bench: Bench) -> None:
     count = bench.pick(20_000, 4_000)
     goal = "2,000 messages/s, the goal"
     bench.measure(
@@ -192,6 +200,167 @@ def main() -> None:
         against="1 %, the goal",
         repeats=3,
     )
+    bench.measure(
+        "bus.sqlite.lost_at_kill",
+        "published and gone after kill -9 of the publisher",
+        "messages",
+        lambda: lost_at_kill(bench.pick(4_000, 800)),
+        against="0, the promise",
+        repeats=3,
+    )
+
+
+def lost_at_kill(count: int) -> float:
+    """Of the messages whose publish returned, those that another process does not find."""
+    context = multiprocessing.get_context("spawn")
+    with log() as url:
+        told = context.SimpleQueue()
+        publisher = context.Process(target=_tell_what_is_durable, args=(url, told))
+        publisher.start()
+        durable = 0
+        while durable < count:
+            durable = told.get()
+        os.kill(publisher.pid or 0, signal.SIGKILL)
+        publisher.join()
+
+        async def missing() -> float:
+            bus = connect(url, client="bench")
+            try:
+                left = {str(i) for i in range(durable)}
+                deliveries = bus.deliveries([TOPIC], "g", 256)
+                try:
+                    async with asyncio.timeout(60):
+                        while left:
+                            delivery = await anext(deliveries)
+                            left.discard(delivery.message.what)
+                            delivery.done()
+                except TimeoutError:
+                    pass
+                return float(len(left))
+            finally:
+                await bus.close()
+
+        return asyncio.run(missing())
+
+
+def _tell_what_is_durable(url: str, told: SimpleQueue[int]) -> None:
+    async def run() -> None:
+        bus = connect(url, client="publisher")
+        done = 0
+        while True:
+            batch = [
+                (TOPIC, str(i), Alert(run="r", name="n", severity="info", what=str(i))) for i in range(done, done + 50)
+            ]
+            await bus.publish_many(batch)
+            done += 50
+            told.put(done)
+
+    asyncio.run(run())
+
+
+def kafka(bench: Bench) -> None:
+    from benchmarks.buses import kafka as by
+
+    with private("kafka") as (folder, settings):
+        url = settings["ETUDE_BUS"]
+        for name, size in SIZES.items():
+            count = bench.pick(60_000 if size < 4096 else 15_000, 2_000)
+            for what, ours, raw, goal in (
+                ("produce", by.produce, by.raw_produce, "0.9, the goal"),
+                ("consume", by.consume, by.raw_consume, "0.6, the goal"),
+            ):
+                pairs = [(ours(url, count, size), raw(url, count, size)) for _ in range(bench.pick(5, 2))]  # in turn
+                suffix = "" if size == 1024 else f"_{name}"
+                own, hand = [a for a, _ in pairs], [b for _, b in pairs]
+                bench.add(
+                    record(f"bus.kafka.{what}_{name}", f"our adapter, {what}, {name} messages", own, "messages/s")
+                )
+                bench.add(record(f"bus.raw.{what}_{name}", f"raw kafka-python, {what}, {name}", hand, "messages/s"))
+                ratios = [a / b for a, b in pairs]
+                bench.add(record(f"bus.{what}_vs_raw{suffix}", f"ours / raw, {what}, {name}", ratios, "ratio", goal))
+        count = bench.pick(2_000, 200)
+        raw, ours = by.raw_latencies(url, count), by.latencies(url, count)
+        bench.add(record("bus.kafka.latency", "publish to delivery, median", [statistics.median(ours)], "ms"))
+        bench.add(record("bus.kafka.latency_p99", "the same, 99th percentile", [by.p99(ours)], "ms"))
+        bench.add(record("bus.raw.latency_p99", "raw kafka-python, 99th percentile", [by.p99(raw)], "ms"))
+        added = by.p99(ours) - by.p99(raw)
+        bench.add(record("bus.added_p99", "ours minus raw, 99th percentile", [added], "ms", "5 ms, the goal"))
+        lost = by.lost_at_kill(folder, url, bench.pick(4_000, 400))
+        bench.add(
+            record("bus.kafka.lost_at_kill", "published and gone after kill -9 of the broker", [lost], "messages", "0")
+        )
+
+
+def peers(bench: Bench) -> None:
+    from benchmarks.buses import peers as by
+
+    with private("redis") as (folder, settings):
+        url = settings["ETUDE_JOBS"]
+        for name, size in SIZES.items():
+            count = bench.pick(60_000 if size < 4096 else 15_000, 2_000)
+            for what, run in (("produce", by.redis_produce), ("consume", by.redis_consume)):
+                bench.measure(
+                    f"bus.redis_stream.{what}_{name}",
+                    f"Redis stream, {what}, {name}, 256 a round trip",
+                    "messages/s",
+                    lambda run=run, count=count, size=size: run(url, count, size),  # type: ignore[misc]
+                    against=f"bus.kafka.{what}_{name}",
+                )
+        count = bench.pick(4_000, 400)
+        for id, what, append_only in (
+            ("redis_stream_aof", "with its append-only file", True),
+            ("redis_stream", "as it comes out of its box", False),
+        ):
+            lost = by.redis_lost_at_kill(folder, url, count, append_only=append_only)
+            words = f"Redis stream {what}: answered and gone after kill -9 of the server, of {count}"
+            bench.add(record(f"bus.{id}.lost_at_kill", words, [lost], "messages", "bus.kafka.lost_at_kill"))
+    if not by.has_zmq():
+        print("the ZMQ pipe is left out: pyzmq is not installed (make setup)", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory() as folder_:
+        for name, size in SIZES.items():
+            count = bench.pick(200_000 if size < 4096 else 40_000, 5_000)
+            bench.measure(
+                f"bus.zmq.pipe_{name}",
+                f"ZMQ PUSH/PULL, {name}, nothing durable or acknowledged",
+                "messages/s",
+                lambda count=count, size=size: by.zmq_pipe(f"ipc://{folder_}/pipe", count, size),  # type: ignore[misc]
+                against=f"bus.kafka.consume_{name}",
+            )
+        count = bench.pick(4_000, 400)
+        lost = by.zmq_lost_at_kill(f"ipc://{folder_}/kill", count)
+        words = f"ZMQ pipe: sent and gone after kill -9 of the reader, of {count}"
+        bench.add(record("bus.zmq.lost_at_kill", words, [lost], "messages", "bus.sqlite.lost_at_kill"))
+
+
+def path(bench: Bench) -> None:
+    """Through scheduler and ledger: embedded, then on servers."""
+    from benchmarks.buses import path as by
+
+    attempts = bench.pick(2_000, 100)
+
+    def measure(name: str, words: str, variables: dict[str, str]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            values = by.milliseconds(Path(folder), variables, attempts)
+        what = f"requested to trained without work, {words}"
+        bench.add(record(f"bus.path.{name}_p50", f"{what}, median", [statistics.median(values)], "ms"))
+        bench.add(
+            record(f"bus.path.{name}_p99", f"{what}, 99th percentile", [statistics.quantiles(values, n=100)[98]], "ms")
+        )
+
+    measure("embedded", "embedded", {})
+    with private("kafka", "postgres", "minio", "redis") as (_, settings):
+        measure("servers", "Kafka, PostgreSQL, MinIO", settings)
+
+
+def main() -> None:
+    bench = Bench.start(__doc__)
+    embedded(bench)
+    for part in (kafka, peers, path):
+        try:
+            part(bench)
+        except Unavailable as error:
+            print(f"{part.__name__}: left out: {error}", file=sys.stderr)
     bench.end()
 
 

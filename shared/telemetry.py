@@ -15,14 +15,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import structlog
 from aiohttp import web
 from prometheus_client import REGISTRY, Gauge, generate_latest
 
+from shared.contracts.tracing import trace_id
 from shared.settings import ServiceSettings, Told
 
 
@@ -34,6 +36,7 @@ def configure_logs(service: str, settings: ServiceSettings) -> None:
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            _add_trace,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             renderer,
@@ -44,6 +47,14 @@ def configure_logs(service: str, settings: ServiceSettings) -> None:
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     sys.excepthook = _say_last_words
+
+
+def _add_trace(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A line about an attempt, a group or a run carries the id that its messages carry."""
+    about = event.get("attempt") or event.get("group") or event.get("run")
+    if isinstance(about, str) and "trace" not in event:
+        event["trace"] = trace_id(about)
+    return event
 
 
 def _say_last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

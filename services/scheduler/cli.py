@@ -22,6 +22,7 @@ from services.scheduler.config import SchedulerConfig
 from shared import ledger
 from shared import objects as stores
 from shared.contracts.run import Ref, RunConfig
+from shared.contracts.tracing import trace_id
 from shared.ledger.models import Event, Group, Run, Step
 from shared.objects import ObjectDamaged, ObjectMissing
 
@@ -186,9 +187,11 @@ def trace(
         )
     for run, moments in lives.items():
         if as_json:
-            typer.echo(json.dumps({"run": run, "moments": [asdict(moment) for moment in moments]}))
+            found = {"run": run, "trace": trace_id(attempt), "moments": [asdict(moment) for moment in moments]}
+            typer.echo(json.dumps(found))
             continue
-        table = Table("number", "at", "after, s", "what", "of", "epoch", "data", title=run, title_justify="left")
+        table = Table("number", "at", "after, s", "what", "of", "epoch", "data", title_justify="left")
+        table.title = f"{run}, trace {trace_id(attempt)}"
         for moment in moments:
             after = f"{moment.at - moments[0].at:.3f}"
             data = ", ".join(f"{name} {value}" for name, value in moment.data.items())

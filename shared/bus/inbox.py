@@ -93,11 +93,13 @@ class Inbox:
         self._parked: list[tuple[float, int, Received]] = []  # heap by due time (monotonic)
         self._settled: list[tuple[Received, str | None]] = []
         self._in_flight = 0
+        self._since: dict[Received, float] = {}  # in flight -> when it was taken (monotonic), oldest first
         self._short = False  # the I/O thread stopped reading for want of room; there may be more
         self._order = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
         self._waiting = 0
+        metrics.watch(self, group)
 
     # The I/O thread's side.
 
@@ -151,6 +153,13 @@ class Inbox:
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the delivery that was taken first of those in flight is out."""
+        with self._lock:
+            first = next(iter(self._since.values()), None)
+        return 0.0 if first is None else time.monotonic() - first
 
     # The consumer's side.
 
@@ -217,6 +226,7 @@ class Inbox:
             return None, due_in
         item.taken = True
         self._in_flight += 1
+        self._since[item] = time.monotonic()
         item.lease.in_flight += 1
         return item, None
 
@@ -226,6 +236,7 @@ class Inbox:
             return False
         item.taken = False
         self._in_flight -= 1
+        del self._since[item]
         item.lease.in_flight -= 1
         self._notify()
         return True

@@ -32,6 +32,7 @@ from shared.contracts.topics import Topic
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
+LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 1.0  # at a rebalance; the others wait for us meanwhile
@@ -138,6 +139,7 @@ class Reader(AsyncConsumerRebalanceListener):
             allow_auto_create_topics=False,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
+            max_poll_interval_ms=LONGEST_POLL_MS,
             fetch_max_wait_ms=POLL_MS,
             metadata_max_age_ms=METADATA_MS,
             partition_assignment_strategy=(CooperativeStickyAssignor,),

@@ -2,8 +2,8 @@
 
 Invariants:
 - The bytes are JSON; the header `schema` says `<topic>/<major>.<minor>`. Readers ignore unknown fields of the same
-  major and refuse another major: the caller buries the delivery, its bytes untouched. The header `time` is for
-  people and metrics alone; nothing is decided by it.
+  major and refuse another major: the caller buries the delivery, its bytes untouched. The headers `time` and
+  `traceparent` (shared.contracts.tracing) are for people and metrics alone; nothing is decided by them.
 - No message exceeds 64 KiB when encoded; the producer refuses it. Bulk goes by claim check (`Ref`).
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from shared.contracts.topics import Topic
+from shared.contracts.tracing import TRACE_HEADER, traceparent
 
 MAJOR, MINOR = 1, 0
 MAX_BYTES = 64 * 1024
@@ -60,6 +61,7 @@ def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]
             {
                 SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}",
                 TIME_HEADER: f"{time.time():.3f}",
+                TRACE_HEADER: traceparent(message),
             },
         )
     if len(data) > MAX_BYTES:

@@ -1,115 +1,21 @@
-"""What every bus promises. Runs on the embedded adapter, and on Kafka (tests/servers.py)."""
+"""What every bus promises. Runs on the embedded adapter, and on Kafka (tests/servers.py). Faults: test_bus_faults.py."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus, BusUnavailable, Delivery, connect, dead_letters
+from shared.bus import BusUnavailable, Delivery, dead_letters
 from shared.bus.batching import batches
 from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
 from shared.contracts.messages import Alert, RunControl
 from shared.contracts.topics import Topic
-from tests.servers import need
+from tests.contract.bus_world import alert, freeze, go, nothing_comes, take, texts, world
 
-MEMBER = Path(__file__).with_name("bus_member.py")
-PATIENCE_S = 150.0  # a promise that is not kept in this time counts as broken, on a machine busy with other work too
-
-
-def alert(what: object) -> Alert:
-    return Alert(run="r", name="n", severity="info", what=str(what))
-
-
-@dataclass
-class World:
-    """One log and what a test needs to talk about it."""
-
-    url: str
-    topic: Topic
-    opened: list[Bus]
-    group: str = field(default_factory=lambda: f"g.{uuid.uuid4().hex[:12]}")
-
-    def open(self, client: str = "test") -> Bus:
-        bus = connect(self.url, client=client)
-        self.opened.append(bus)
-        return bus
-
-    def member(self, group: str, mode: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, str(MEMBER), self.url, self.topic.name, group, mode],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-
-@pytest.fixture(params=["sqlite", "kafka"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    if request.param == "kafka":
-        url = need("ETUDE_BUS")["ETUDE_BUS"]
-    else:
-        url = f"sqlite:{tmp_path / 'bus.db'}"
-    return World(url, Topic(f"test.{uuid.uuid4().hex[:12]}", (Alert,), partitions=8), [])
-
-
-async def freeze(process: subprocess.Popen[str], bus: Bus, items: list[tuple[Topic, str, Alert]]) -> None:
-    """Stops a process: alive, silent, its lease runs out. Publishes `items` afterwards. One that is caught with the write
-    lock of a bus file in its hands is let go and caught again: nobody could write before it goes on."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        try:
-            return await bus.publish_many(items)
-        except BusUnavailable:
-            process.send_signal(signal.SIGCONT)
-            await asyncio.sleep(0.1)
-
-
-@pytest.fixture
-def go(world: World) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a test's coroutine; what it opened is closed afterwards, in the same loop."""
-
-    def run(scenario: Callable[[], Awaitable[None]]) -> None:
-        async def bounded() -> None:
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await scenario()
-            finally:
-                for bus in world.opened:
-                    await bus.close()
-
-        asyncio.run(bounded())
-
-    return run
-
-
-async def take(deliveries: AsyncIterator[Delivery], count: int) -> list[Delivery]:
-    return [await anext(deliveries) for _ in range(count)]
-
-
-async def nothing_comes(deliveries: AsyncIterator[Delivery], seconds: float = 0.4) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await anext(deliveries)
-    except TimeoutError:
-        return True
-    return False
-
-
-def texts(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.message.what for delivery in deliveries]
+__all__ = ["go", "world"]
 
 
 def test_what_is_published_arrives_unchanged_and_once(world, go):

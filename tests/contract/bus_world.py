@@ -1,0 +1,153 @@
+"""A log to test, on either adapter, and what tests say to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infra.servers import fleet
+from infra.servers import state as servers
+from shared.bus import Bus, BusUnavailable, Delivery, connect
+from shared.bus.sqlite import SqliteBus
+from shared.contracts.messages import Alert
+from shared.contracts.topics import Topic
+from tests.servers import need
+
+MEMBER = Path(__file__).with_name("bus_member.py")
+PATIENCE_S = 150.0  # a promise that is not kept in this time counts as broken, on a machine busy with other work too
+
+
+def alert(what: object) -> Alert:
+    return Alert(run="r", name="n", severity="info", what=str(what))
+
+
+@dataclass
+class World:
+    """One log and what a test needs to talk about it."""
+
+    url: str
+    topic: Topic
+    opened: list[Bus]
+    group: str = field(default_factory=lambda: f"g.{uuid.uuid4().hex[:12]}")
+    members: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def open(self, client: str = "test") -> Bus:
+        bus = connect(self.url, client=client)
+        self.opened.append(bus)
+        return bus
+
+    @property
+    def embedded(self) -> bool:
+        return self.url.startswith("sqlite:")
+
+    def impatient(self, client: str = "test") -> Bus:
+        """A bus whose members are taken for dead soon, on the embedded adapter: what is true of seconds there is true of
+        minutes elsewhere. (Kafka's limits are set in `kafka_reader`.)"""
+        bus = (
+            SqliteBus(self.url.removeprefix("sqlite:"), client=client, lease_s=1.0)
+            if self.embedded
+            else self.open(client)
+        )
+        self.opened.append(bus)
+        return bus
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """The log cannot be used meanwhile: the broker is killed (and started again afterwards), or somebody holds the
+        file's write lock."""
+        if self.embedded:
+            with contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:"), isolation_level=None)) as other:
+                other.execute("PRAGMA busy_timeout = 20000")
+                other.execute("BEGIN IMMEDIATE")
+                yield
+                other.execute("ROLLBACK")
+            return
+        process = servers.read()["kafka"].process
+        assert process is not None
+        process.kill()
+        await asyncio.to_thread(process.wait, 20)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(fleet.up, ["kafka"])
+
+    def member(self, group: str, mode: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(MEMBER), self.url, self.topic.name, group, mode],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.members.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+
+@pytest.fixture(params=["sqlite", "kafka"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    if request.param == "kafka":
+        url = need("ETUDE_BUS")["ETUDE_BUS"]
+    else:
+        url = f"sqlite:{tmp_path / 'bus.db'}"
+    return World(url, Topic(f"test.{uuid.uuid4().hex[:12]}", (Alert,), partitions=8), [])
+
+
+async def freeze(process: subprocess.Popen[str], bus: Bus, items: list[tuple[Topic, str, Alert]]) -> None:
+    """Stops a process: alive, silent, its lease runs out. Publishes `items` afterwards. One that is caught with the write
+    lock of a bus file in its hands is let go and caught again: nobody could write before it goes on."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            return await bus.publish_many(items)
+        except BusUnavailable:
+            process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def go(world: World) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a test's coroutine; what it opened is closed afterwards, in the same loop."""
+
+    def run(scenario: Callable[[], Awaitable[None]]) -> None:
+        async def bounded() -> None:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await scenario()
+            finally:
+                for process in world.members:
+                    process.kill()  # one that a failed test left behind, frozen perhaps
+                for bus in world.opened:
+                    await bus.close()
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def take(deliveries: AsyncIterator[Delivery], count: int) -> list[Delivery]:
+    return [await anext(deliveries) for _ in range(count)]
+
+
+async def nothing_comes(deliveries: AsyncIterator[Delivery], seconds: float = 0.4) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await anext(deliveries)
+    except TimeoutError:
+        return True
+    return False
+
+
+def texts(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.message.what for delivery in deliveries]

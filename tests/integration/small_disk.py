@@ -1,0 +1,131 @@
+"""`python -m tests.integration.small_disk STORE FOLDER`, in a mount namespace of its own: a store on a disk of 8 MiB that
+is filled, and freed again. Exit code 0: a clear error meanwhile, nothing lost, and it goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from shared import bus as buses
+from shared import ledger
+from shared import objects as stores
+from shared.contracts.messages import Alert
+from shared.contracts.topics import Topic
+
+TOPIC = Topic("t", (Alert,), partitions=4)
+BIG = "x" * 50_000
+
+
+@contextlib.contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Not a byte is left."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def alert(what: str) -> Alert:
+    return Alert(run="r", name="n", severity="info", what=what)
+
+
+async def bus(folder: Path) -> None:
+    log = buses.connect(f"sqlite:{folder / 'bus.db'}", client="c")
+    try:
+        for i in range(20):
+            await log.publish(TOPIC, str(i), alert(f"{i} {BIG}"))
+        with full(folder):
+            refused = 0
+            for i in range(20, 40):
+                try:
+                    await log.publish(TOPIC, str(i), alert(f"{i} {BIG}"))
+                except buses.BusUnavailable as error:
+                    refused += 1
+                    _said("full", error)
+            assert refused, "a full disk took everything"
+        await log.publish(TOPIC, "after", alert("99 after"))
+        seen: set[int] = set()
+        deliveries = log.deliveries([TOPIC], "g", 100)
+        async with asyncio.timeout(30):
+            while not set(range(20)) | {99} <= seen:
+                delivery = await anext(deliveries)
+                seen.add(int(delivery.message.what.split()[0]))
+                delivery.done()
+    finally:
+        await log.close()
+    _whole(folder / "bus.db")
+
+
+async def record(folder: Path) -> None:
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    engine = ledger.connect(url)
+    ledger.migrate(engine)
+    insert = text("INSERT INTO lease (name, holder, term, renewals) VALUES (:n, :h, 1, 0)")
+    with engine.begin() as connection:
+        connection.execute(insert, {"n": "before", "h": BIG})
+    with full(folder):
+        refused = False
+        for i in range(40):
+            try:
+                with engine.begin() as connection:
+                    connection.execute(insert, {"n": f"meanwhile {i}", "h": BIG})
+            except DBAPIError as error:
+                refused = True
+                _said("full", error)
+        assert refused, "a full disk took everything"
+    with engine.begin() as connection:
+        connection.execute(insert, {"n": "after", "h": BIG})
+        names = set(connection.execute(text("SELECT name FROM lease")).scalars())
+    assert {"before", "after"} <= names
+    engine.dispose()
+    _whole(folder / "ledger.db")
+
+
+async def objects(folder: Path) -> None:
+    store = stores.connect(f"file:{folder / 'objects'}")
+    before = store.put("a/before", b"b" * 100_000)
+    with full(folder):
+        try:
+            store.put("a/meanwhile", b"m" * 1_000_000)
+        except OSError as error:
+            _said("space", error)
+        else:
+            raise AssertionError("a full disk took everything")
+        assert store.get(before) == b"b" * 100_000
+    assert list(store.list("a/")) == ["a/before"], "half an object is left"
+    after = store.put("a/after", b"a" * 1_000_000)
+    assert store.get(after) == b"a" * 1_000_000
+
+
+def _said(word: str, error: Exception) -> None:
+    if word not in str(error):
+        raise AssertionError(f"an error that does not speak of {word!r}: {error!r}")
+
+
+def _whole(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+STORES = {"bus": bus, "ledger": record, "objects": objects}
+
+
+def main(store: str, folder: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
+    asyncio.run(STORES[store](folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
