@@ -16,6 +16,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
 
 from services.scheduler import audit as audits
+from services.scheduler import sweep as sweeps
 from services.scheduler import trace as traces
 from services.scheduler.audit import Report, UnknownRun
 from services.scheduler.config import SchedulerConfig
@@ -199,6 +200,26 @@ def trace(
                 str(moment.sequence), _when(moment.at), after, moment.kind, moment.of, str(moment.epoch), data[:80]
             )
         Console().print(table)
+
+
+@app.command()
+def sweep(
+    run: RunArgument = "",
+    state: State = Path(".etude"),
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
+) -> None:
+    """List the objects of attempts that were given up: nothing refers to them. Weights and checkpoints are never touched."""
+    settings = _settings(state)
+    engine = _open(settings)
+    name = _named(engine, run)
+    try:
+        with engine.begin() as connection:
+            found = sweeps.sweep(connection, stores.connect(settings.objects_url), name, delete=delete)
+    except OSError as error:
+        raise _refuse(str(error)) from None
+    for one in found:
+        typer.echo(f"{one.key}: {one.why}")
+    typer.echo(f"{len(found)} objects {'deleted' if delete else 'may go; --delete deletes them'}")
 
 
 def _when(at: float | None) -> str:

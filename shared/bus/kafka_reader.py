@@ -35,7 +35,7 @@ SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move afte
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
 REVOKE_GRACE_S = 5.0
-COMMIT_WITHIN_S = 1.0  # at a rebalance; the others wait for us meanwhile
+COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
 PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
 BACK_OFF_S, BACK_OFF_MAX_S = 0.5, 10.0
 
