@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,7 +22,12 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaError,
+    NotCoordinatorError,
+)
 
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
@@ -33,14 +39,22 @@ from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 PUBLISH_WITHIN_MS = 30_000
+COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
+COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 T = TypeVar("T")
 log = structlog.get_logger()
 
 
+class _AskAgain(BusUnavailable):
+    """The broker itself says that it will know soon: it has just started, or elects."""
+
+
 def _unavailable(cluster: Cluster, error: BaseException) -> BusUnavailable:
-    return BusUnavailable(f"{cluster}: {str(error) or type(error).__name__}")
+    kind = _AskAgain if isinstance(error, COORDINATING) else BusUnavailable
+    said = str(error).strip().rstrip(":")
+    return kind(f"{cluster}: {type(error).__name__}{': ' if said else ''}{said}")
 
 
 class KafkaBus:
@@ -76,7 +90,15 @@ class KafkaBus:
         for reader in self._readers:
             if reader.group == group:
                 await asyncio.to_thread(reader.flush)
-        return await self._in_thread(lambda: self._lag(topics, group))
+        until = time.monotonic() + COORDINATOR_WITHIN_S
+        while True:
+            try:
+                return await self._in_thread(lambda: self._lag(topics, group))
+            except _AskAgain as error:
+                if time.monotonic() > until:
+                    raise
+                log.debug("bus.ask_again", error=str(error))
+            await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
         if self._closed:
