@@ -55,7 +55,8 @@ def watch(holder: Holder, group: str | None) -> None:
     if group is None:
         return
     if group not in _holders:
-        holders = _holders[group] = WeakSet()
+        holders: WeakSet[Holder] = WeakSet()
+        _holders[group] = holders
         IN_FLIGHT.labels(group).set_function(lambda: sum(h.in_flight for h in list(holders)))
         OLDEST.labels(group).set_function(lambda: max((h.oldest_s for h in list(holders)), default=0.0))
     _holders[group].add(holder)
