@@ -181,7 +181,9 @@ def test_a_machine_that_cannot_isolate_says_what_to_do(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/nowhere")
     bubblewrap.program.cache_clear()
     pool = connect("bubblewrap", workers=1)
-    with pytest.raises(SandboxUnavailable, match=r"install bubblewrap .*seccomp-worker\.json.*WSL2.*ETUDE_SANDBOX=process"):
+    with pytest.raises(
+        SandboxUnavailable, match=r"install bubblewrap .*seccomp-worker\.json.*WSL2.*ETUDE_SANDBOX=process"
+    ):
         pool.run_sync([FunctionRun("", "f", ("[]",), PATIENT)])
     monkeypatch.undo()
     bubblewrap.program.cache_clear()
