@@ -48,7 +48,7 @@ def step_of(shape: ModelConfig, with_signal: int) -> list[TrainSequence]:
                     sampled_T=sampled,
                     logprobs_T=np.full(P + C, -7.0, np.float32),
                     versions_T=np.zeros(P + C, np.int32),
-                    advantage=float(rng.normal()) if group < with_signal else 0.0,
+                    advantages_T=np.full(P + C, rng.normal() if group < with_signal else 0.0, np.float32),
                     temperature=1.0,
                     experts_TLK=np.concatenate((prompt_rows, routing(rng, C - 1, shape))),
                 )

@@ -142,8 +142,12 @@ def demo(
     router_replay: Annotated[bool, typer.Option(help="Train with the experts that the sampler used.")] = True,
     length_penalty: Annotated[bool, typer.Option(help="Subtract the nonlinear length penalty.")] = True,
     uniform_sampling: Annotated[bool, typer.Option("--uniform-sampling", help="No hardness upsampling.")] = False,
+    credit: Annotated[
+        Literal["turn", "attempt"],
+        typer.Option(help="Who earns the reward: the turns that brought it about, or the whole attempt (Dr. GRPO)."),
+    ] = "turn",
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
-    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
+    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 8,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
     base_port: BasePort = machine.BASE_PORT,
 ) -> None:
@@ -169,6 +173,7 @@ def demo(
                 router_replay=router_replay,
                 length_penalty=length_penalty,
                 uniform_sampling=uniform_sampling,
+                credit=credit,
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from etude.doctor import BASE_PORT
 
@@ -24,7 +25,8 @@ class DemoOptions:
     router_replay: bool = True
     length_penalty: bool = True
     uniform_sampling: bool = False
+    credit: Literal["turn", "attempt"] = "turn"
     steps: int = 0
-    groups_per_step: int = 16
+    groups_per_step: int = 8
     group_size: int = 8
     base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

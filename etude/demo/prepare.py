@@ -11,7 +11,7 @@ import xxhash
 
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
-from shared.contracts.run import Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
+from shared.contracts.run import Credit, Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
@@ -81,7 +81,9 @@ def configure(
         group_size=options.group_size,
         group_min=max(2, options.group_size // 2),
     )
-    train = msgspec.structs.replace(TrainConfig(), router_replay=options.router_replay)
+    train = msgspec.structs.replace(
+        TrainConfig(), router_replay=options.router_replay, credit=Credit(per=options.credit)
+    )
     return RunConfig(
         run=run,
         seed=options.seed,

@@ -49,11 +49,14 @@ class Agent:
     workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
     spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
+    tested: set[int] = field(default_factory=set)  # hashes of the files that a test has seen, the given ones among them
+    repeated: bool = False  # the present turn tested one of them again
     context_tokens: int = 0  # sampled and observed, over all segments
     deadline: bool = False  # set before the task is cancelled: submit the work as it is
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(dict(self.problem.files))
+        self.tested.add(_state(self.problem.files))
 
     @property
     def effort(self) -> Effort:
@@ -86,7 +89,7 @@ class Agent:
 
     async def step(self) -> None:
         """One turn: a generation, its calls, one observation."""
-        generation = await self.ask()
+        generation, self.repeated = await self.ask(), False
         actions = self.format.actions(generation.tokens)
         observation, worked = Observation(Tool.submit, error="" if actions else "no call"), 0
         try:
@@ -130,6 +133,9 @@ class Agent:
             raise Submitted
         if action.tool is Tool.test:
             self.spent["tests"] += 1
+            state = _state(self.workspace.files)
+            self.repeated = state in self.tested
+            self.tested.add(state)
             return await self.tests.run(self.problem, self.workspace.files)
         if action.tool is Tool.edit and self.spent["edits"] >= self.sampling.max_edits:
             raise TurnLimit
@@ -166,7 +172,7 @@ class Agent:
             Part(a.start, a.end, "final" if a.tool is Tool.submit else "tool_call", a.tool, not broken or i < worked)
             for i, a in enumerate(actions)
         ]
-        self.recorder.sampled(generation, parts, self.spent["turns"])
+        self.recorder.sampled(generation, parts, self.spent["turns"], repeated=self.repeated)
         self.spent["thinking_tokens"] += len(generation.tokens)
         for part in parts:
             self.spent["thinking_tokens"] -= part.end - part.start
@@ -175,3 +181,7 @@ class Agent:
     def observe(self, tokens: list[int], *, role: str = "tool_output", tool: Tool, ok: bool = True) -> None:
         self.recorder.observed(tokens, self.spent["turns"], role, tool, ok)
         self.context_tokens += len(tokens)
+
+
+def _state(files: dict[str, str]) -> int:
+    return hash(frozenset(files.items()))

@@ -18,16 +18,20 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
     """tokens_T int, sampled_T bool, logprobs_T float32 and versions_T int (only where sampled), experts [T-1, L, K] or
-    None where the engine recorded none. `group`: index in the batch."""
+    None where the engine recorded none. advantages_T float32, only where sampled. `group`: index in the batch."""
 
     group: int
     tokens_T: np.ndarray
     sampled_T: np.ndarray
     logprobs_T: np.ndarray
     versions_T: np.ndarray
-    advantage: float
+    advantages_T: np.ndarray
     temperature: float
     experts_TLK: np.ndarray | None
+
+    @property
+    def has_signal(self) -> bool:
+        return bool(self.advantages_T[self.sampled_T].any())
 
     @property
     def context(self) -> int:

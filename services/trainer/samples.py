@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.trainer.loss import advantages
+from services.trainer import credit
 from services.trainer.packing import TrainSequence
 from shared.contracts.messages import GroupReady
+from shared.contracts.run import TrainConfig
 from shared.contracts.trajectory import Segment, Trajectory, unpack, unpack_routing
 from shared.model import ModelConfig
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
@@ -33,25 +34,34 @@ class Sample:
 
     @property
     def has_signal(self) -> bool:
-        return any(s.advantage != 0.0 for s in self.sequences)
+        return any(s.has_signal for s in self.sequences)
 
 
-def load(objects: Objects, ready: GroupReady, model: ModelConfig, *, replay: bool) -> Sample:
+def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainConfig) -> Sample:
     """Raises Untrainable; an error of the store itself goes through, and the caller tries again."""
     rewards = [member.reward for member in ready.members]
     if len(rewards) < 2:
         raise Untrainable(f"{len(rewards)} attempts; an advantage needs at least 2")
     if not np.isfinite(rewards).all():
         raise Untrainable(f"rewards {rewards}")
+    replay = config.router_replay and model.num_moe_layers > 0
+    trajectories: list[Trajectory] = []
+    routings: list[list[np.ndarray] | None] = []
     sequences: list[TrainSequence] = []
-    for member, advantage in zip(ready.members, advantages(rewards), strict=True):
+    for member in ready.members:
         try:
             trajectory = unpack(objects.get(member.trajectory))
-            rows = _routing(objects, trajectory) if replay and model.num_moe_layers else None
-            sequences += _sequences(trajectory, rows, float(advantage), model)
+            trajectories.append(trajectory)
+            routings.append(_routing(objects, trajectory) if replay else None)
         except ObjectMissing as error:
             raise Untrainable(f"attempt {member.attempt}: object {error} is missing") from None
         except (ObjectDamaged, ValueError) as error:
+            raise Untrainable(f"attempt {member.attempt}: {error}") from None
+    shares = credit.assign(trajectories, rewards, config.credit)
+    for member, trajectory, rows, share in zip(ready.members, trajectories, routings, shares, strict=True):
+        try:
+            sequences += _sequences(trajectory, rows, share, model)
+        except ValueError as error:
             raise Untrainable(f"attempt {member.attempt}: {error}") from None
     if not sequences:
         raise Untrainable("no attempt sampled a token")
@@ -70,7 +80,7 @@ def _routing(objects: Objects, trajectory: Trajectory) -> list[np.ndarray] | Non
 
 
 def _sequences(
-    trajectory: Trajectory, rows: Sequence[np.ndarray] | None, advantage: float, model: ModelConfig
+    trajectory: Trajectory, rows: Sequence[np.ndarray] | None, advantages: Sequence[np.ndarray], model: ModelConfig
 ) -> list[TrainSequence]:
     if not trajectory.temperature > 0:
         raise ValueError(f"temperature {trajectory.temperature}; only sampled attempts can be trained")
@@ -89,7 +99,7 @@ def _sequences(
                 sampled_T=segment.loss_mask,
                 logprobs_T=segment.logprobs,
                 versions_T=segment.versions,
-                advantage=advantage,
+                advantages_T=advantages[i],
                 temperature=trajectory.temperature,
                 experts_TLK=experts,
             )

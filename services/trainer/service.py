@@ -193,9 +193,9 @@ class Service:
         self.health.wait_on("weights")
         self.training = training = await self._open(run)
         self.health.clear("weights")
-        model, replay = training.engine.model.config, training.config.train.router_replay
+        model, config = training.engine.model.config, training.config.train
         self.hand = hand = Hand(
-            lambda ready: samples.load(self.objects, ready, model, replay=replay),
+            lambda ready: samples.load(self.objects, ready, model, config),
             self._untrainable,
             fetches=self.settings.trainer_fetches,
         )

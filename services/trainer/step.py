@@ -80,7 +80,7 @@ class Trainer:
         without router replay, on the first micro-batch."""
         figures = Figures()
         start = time.perf_counter()
-        live = [s for s in sequences if self.config.kl > 0 or s.advantage != 0.0]
+        live = [s for s in sequences if self.config.kl > 0 or s.has_signal]
         replayed = self.config.router_replay
         units = packing.form_units(live, replay=replayed, share=self.share_prefixes)
         norm = self.config.norm_tokens * max(1, attempts)

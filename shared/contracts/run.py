@@ -76,12 +76,22 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 0.0  # first request to last publication; 0: no limit
 
 
+class Credit(msgspec.Struct, frozen=True, kw_only=True):
+    """Which turn of an attempt earned its reward (services/trainer/credit.py)."""
+
+    per: Literal["attempt", "turn"] = "attempt"  # attempt: every token of an attempt alike, as in Dr. GRPO
+    discount: float = 0.4  # of the reward, for every later turn that still had to change the files
+    broken: float = 0.2  # subtracted from a turn with a call that could not be read or executed
+    repeated: float = 0.2  # subtracted from a turn that tested what had been tested before
+
+
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 3e-4
     warmup_steps: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip_norm: float = 1.0
+    credit: Credit = msgspec.field(default_factory=Credit)
     kl: float = 0.0  # k1 coefficient against the reference (the base policy)
     importance_clip: float = 2.0  # truncated importance weights
     norm_tokens: float = 40.0  # the constant of Dr. GRPO: loss sum / (norm_tokens * attempts in the batch)

@@ -36,6 +36,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
     tool: str = ""  # edit, test, submit, …
     ok: bool = True  # False: the call was broken
+    repeated: bool = False  # sampled spans: the turn tested files that were tested before, or as they were given
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -51,7 +52,6 @@ class Segment(msgspec.Struct, kw_only=True):
     versions: np.ndarray
     oldest_kv_version: int
     spans: list[Span] = []
-    advantages: np.ndarray | None = None  # float32 [T], a place for per-span credit
     teacher_logprobs: np.ndarray | None = None  # float32 [T], a place for distillation
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     routing: Ref | None = None
 
 
-_ARRAYS = ("tokens", "loss_mask", "logprobs", "versions", "advantages", "teacher_logprobs")
+_ARRAYS = ("tokens", "loss_mask", "logprobs", "versions", "teacher_logprobs")
 
 
 def pack(trajectory: Trajectory) -> bytes:

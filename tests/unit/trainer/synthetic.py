@@ -71,7 +71,7 @@ def sequences(rng: np.random.Generator, groups: int, attempts: int = 4, *, route
                     sampled_T=np.concatenate((np.zeros(len(prompt), bool), sampled)),
                     logprobs_T=np.full(T, -4.0, np.float32),
                     versions_T=np.zeros(T, np.int32),
-                    advantage=float(rng.normal()),
+                    advantages_T=np.full(T, rng.normal(), np.float32),
                     temperature=1.0,
                     experts_TLK=rows if routed else None,
                 )

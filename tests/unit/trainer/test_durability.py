@@ -27,7 +27,7 @@ from shared.contracts.messages import (
     PolicyPublished,
     StepCommitted,
 )
-from shared.contracts.run import RunConfig
+from shared.contracts.run import RunConfig, TrainConfig
 from shared.contracts.topics import GROUPS_QUARANTINED
 from shared.objects import Objects, ObjectsUnavailable
 from shared.telemetry import Health
@@ -47,7 +47,7 @@ def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
 
 
 def fetch(objects: Objects, number: int, **options: object) -> samples.Sample:
-    return samples.load(objects, group(objects, number, **options), SHAPE, replay=True)
+    return samples.load(objects, group(objects, number, **options), SHAPE, TrainConfig())
 
 
 def step(training: TrainingRun, number: int, version: int = 0) -> Advance:
@@ -327,7 +327,7 @@ def damage(objects: Objects, ready: GroupReady, kind: str) -> GroupReady:
 def test_a_damaged_group_is_refused_with_its_reason(objects: Objects, kind: str) -> None:
     ready = damage(objects, group(objects, 3), kind)
     with pytest.raises(samples.Untrainable) as caught:
-        samples.load(objects, ready, SHAPE, replay=True)
+        samples.load(objects, ready, SHAPE, TrainConfig())
     assert len(str(caught.value)) > 10
 
 

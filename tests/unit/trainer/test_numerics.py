@@ -190,7 +190,7 @@ def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:
                         sampled_T=np.arange(T) == T - 1,
                         logprobs_T=logprobs,
                         versions_T=s.versions_T[:T],
-                        advantage=0.0,
+                        advantages_T=np.zeros(T, np.float32),
                     )
                 )
         return found
@@ -203,7 +203,9 @@ def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:
 
 
 def test_without_signal_nothing_moves() -> None:
-    found = [replace(s, advantage=0.0) for s in sequences(np.random.default_rng(0), groups=2)]
+    found = [
+        replace(s, advantages_T=np.zeros_like(s.advantages_T)) for s in sequences(np.random.default_rng(0), groups=2)
+    ]
     model = updated(CONFIG, found)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), policy().parameters(), strict=True))
 
@@ -233,7 +235,7 @@ def test_a_group_that_broke_after_it_had_moved_the_weights_counts_as_trained() -
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     found = sequences(np.random.default_rng(0), groups=2)
     model = policy()
-    huge = [replace(s, advantage=3e38) for s in found]
+    huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in found]
     trained = Trainer(Engine(model, CONFIG), CONFIG).train(huge, attempts=1, step=1)
     assert not trained.applied
     for (name, a), b in zip(model.named_parameters(), policy().parameters(), strict=True):

@@ -1,0 +1,77 @@
+"""Which turn earned what: from a group's rewards and recorded turns to one advantage per sampled token. Pure; numpy only.
+
+An attempt of several turns that is solved by its fourth edit holds three edits that failed. Dr. GRPO reinforces all four
+alike, and for attempts as short as ours that noise drowns the signal: over 190 problems, the gradients of two halves of the
+same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (`benchmarks/credit.py`).
+
+    G_t = r * discount^c_t - broken * [a call of turn t was broken] - repeated * [turn t tested what was tested before]
+    A_t = G_t - mean of G over all turns of the group
+
+r is the attempt's reward, c_t how many later turns still changed the files. The baseline is one number for the whole group,
+so that the gradient stays unbiased. `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.trainer.loss import advantages
+from shared.contracts.messages import StopReason
+from shared.contracts.run import Credit
+from shared.contracts.trajectory import Span, Trajectory
+
+CHANGING = frozenset({"edit", "undo", "write", "apply_patch", "terminal", "bash", "shell"})
+UNTOLD = -1  # the turn of sampled tokens that no span covers
+SAMPLED = frozenset({"thinking", "tool_call", "final", "summary"})
+
+
+def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit: Credit) -> list[list[np.ndarray]]:
+    """Advantages float32 [T] per attempt and segment, 0 where nothing was sampled."""
+    if credit.per == "attempt":
+        whole = advantages(rewards)
+        return [
+            [np.where(s.loss_mask, a, 0.0).astype(np.float32) for s in t.segments]
+            for t, a in zip(trajectories, whole, strict=True)
+        ]
+    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
+    every = [value for turns in returns for value in turns.values()]
+    baseline = float(np.mean(every)) if every else 0.0
+    return [_spread(t, turns, baseline) for t, turns in zip(trajectories, returns, strict=True)]
+
+
+def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[int, float]:
+    """G by turn, in order, for every turn that sampled something. Sampled tokens outside of all spans are a turn UNTOLD,
+    which came before all others."""
+    turns: dict[int, list[Span]] = {}
+    for segment in trajectory.segments:
+        told = np.zeros(len(segment.tokens), bool)
+        for span in segment.spans:
+            if span.role in SAMPLED and segment.loss_mask[span.start : span.end].any():
+                turns.setdefault(span.turn, []).append(span)
+                told[span.start : span.end] = True
+        if (segment.loss_mask & ~told).any():
+            turns.setdefault(UNTOLD, [])
+    result: dict[int, float] = {}
+    changes = 0  # by later turns
+    for number in sorted(turns, reverse=True):
+        spans = turns[number]
+        unfinished = number == max(turns) and trajectory.stop is StopReason.context_full
+        lost = credit.broken * (unfinished or any(not span.ok for span in spans))
+        lost += credit.repeated * any(span.repeated for span in spans)
+        result[number] = reward * credit.discount**changes - lost
+        changes += any(span.tool in CHANGING and span.ok for span in spans)
+    return dict(sorted(result.items()))
+
+
+def _spread(trajectory: Trajectory, turns: dict[int, float], baseline: float) -> list[np.ndarray]:
+    rows = []
+    for segment in trajectory.segments:
+        row = np.full(len(segment.tokens), turns.get(UNTOLD, baseline) - baseline, np.float32)
+        for span in segment.spans:
+            if span.turn in turns and span.role in SAMPLED:
+                row[span.start : span.end] = turns[span.turn] - baseline
+        row[~segment.loss_mask] = 0.0
+        rows.append(row)
+    return rows

@@ -1,0 +1,101 @@
+"""Credit: which turn of an attempt earned its reward."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.trainer import credit
+from services.trainer.loss import advantages
+from shared.contracts.messages import AttemptKey, Effort, StopReason
+from shared.contracts.run import Credit
+from shared.contracts.trajectory import Segment, Span, Trajectory
+
+EDIT, SUBMIT, BROKEN, AGAIN = "edit", "submit", "broken", "again"
+PROMPT, CALL, ANSWER = 3, 2, 2  # tokens
+
+
+def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = True) -> Trajectory:
+    """One segment: a prompt, then per turn a call of two tokens and an answer of two."""
+    length = PROMPT + len(turns) * (CALL + ANSWER)
+    mask, told = np.zeros(length, bool), [Span(start=0, end=PROMPT, role="prompt")]
+    for i, turn in enumerate(turns):
+        start = PROMPT + i * (CALL + ANSWER)
+        mask[start : start + CALL] = True
+        role, tool = ("final", "submit") if turn == SUBMIT else ("tool_call", "edit")
+        told.append(
+            Span(
+                start=start,
+                end=start + CALL,
+                role=role,
+                turn=i + 1,
+                tool=tool,
+                ok=turn != BROKEN,
+                repeated=turn == AGAIN,
+            )
+        )
+        told.append(Span(start=start + CALL, end=start + CALL + ANSWER, role="tool_output", turn=i + 1))
+    segment = Segment(
+        tokens=np.zeros(length, np.int32),
+        loss_mask=mask,
+        logprobs=np.zeros(length, np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        oldest_kv_version=0,
+        spans=told if spans else [],
+    )
+    key = AttemptKey(attempt="a", epoch=0, group="g", problem="p", index=0)
+    return Trajectory(key=key, stop=stop, temperature=1.0, effort=Effort(), segments=[segment])
+
+
+def per_turn(row: np.ndarray) -> list[float]:
+    return [float(row[i]) for i in range(PROMPT, len(row), CALL + ANSWER)]
+
+
+TURN = Credit(per="turn", discount=0.5, broken=0.25, repeated=0.125)
+turns_drawn = st.lists(st.sampled_from([EDIT, BROKEN, AGAIN, SUBMIT]), min_size=1, max_size=6)
+
+
+def test_the_turn_that_solved_it_earns_more_than_those_that_failed_before() -> None:
+    assert credit.turn_returns(attempt(EDIT, EDIT, EDIT, SUBMIT), 1.0, TURN) == {1: 0.25, 2: 0.5, 3: 1.0, 4: 1.0}
+    myopic = Credit(per="turn", discount=0.0, broken=0.0, repeated=0.0)
+    assert credit.turn_returns(attempt(EDIT, EDIT, SUBMIT), 1.0, myopic) == {1: 0.0, 2: 1.0, 3: 1.0}
+
+
+def test_broken_and_repeated_turns_lose_whatever_comes_of_the_attempt() -> None:
+    assert credit.turn_returns(attempt(BROKEN, EDIT, AGAIN), 0.0, TURN) == {1: -0.25, 2: 0.0, 3: -0.125}
+    # a broken call changed nothing: it does not delay the credit of the turn before it
+    assert credit.turn_returns(attempt(EDIT, BROKEN, SUBMIT), 1.0, TURN) == {1: 1.0, 2: 0.75, 3: 1.0}
+
+
+def test_a_generation_without_end_is_a_broken_call() -> None:
+    """Else a policy that never ends a call would break none."""
+    cut = attempt(EDIT, EDIT, stop=StopReason.context_full)
+    assert credit.turn_returns(cut, 0.0, TURN) == {1: 0.0, 2: -0.25}
+
+
+@given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5))
+def test_a_group_that_is_credited_by_turn_sums_to_zero_over_its_turns(drawn: list[tuple[list[str], float]]) -> None:
+    found = credit.assign([attempt(*turns) for turns, _ in drawn], [r for _, r in drawn], TURN)
+    assert abs(sum(sum(per_turn(row)) for (row,) in found)) < 1e-4
+
+
+@given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5), st.booleans())
+def test_credit_by_attempt_is_dr_grpo(drawn: list[tuple[list[str], float]], spans: bool) -> None:
+    rewards = [r for _, r in drawn]
+    found = credit.assign([attempt(*turns, spans=spans) for turns, _ in drawn], rewards, Credit(per="attempt"))
+    for (row,), (turns, _), expected in zip(found, drawn, advantages(rewards), strict=True):
+        assert per_turn(row) == [expected] * len(turns)
+        assert row[:PROMPT].tolist() == [0.0] * PROMPT
+        assert row[PROMPT + CALL] == 0.0
+
+
+def test_without_discount_and_losses_equal_attempts_are_dr_grpo_too() -> None:
+    plain = Credit(per="turn", discount=1.0, broken=0.0, repeated=0.0)
+    found = credit.assign([attempt(EDIT, EDIT), attempt(BROKEN, AGAIN)], [1.0, 0.0], plain)
+    assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_what_was_recorded_without_spans_is_one_turn() -> None:
+    found = credit.assign([attempt(EDIT, EDIT, spans=False), attempt(EDIT, spans=False)], [1.0, 0.0], TURN)
+    assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5]]
