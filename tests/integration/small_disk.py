@@ -71,7 +71,7 @@ async def bus(folder: Path) -> None:
 async def record(folder: Path) -> None:
     url = f"sqlite:///{folder / 'ledger.db'}"
     engine = ledger.connect(url)
-    ledger.migrate(engine)
+    ledger.upgrade(engine)
     insert = text("INSERT INTO lease (name, holder, term, renewals) VALUES (:n, :h, 1, 0)")
     with engine.begin() as connection:
         connection.execute(insert, {"n": "before", "h": BIG})
