@@ -40,7 +40,7 @@ def apply(state: State = Path(".etude")) -> None:
 
 
 def _report(state: Path, *, apply: bool) -> None:
-    from shared.bus.kafka_admin import administration, differences, look, make
+    from shared.bus.kafka_admin import READY_WITHIN_MS, administration, differences, look, make
     from shared.bus.kafka_cluster import Cluster
 
     url = ServiceSettings(state=state).bus_url
@@ -59,7 +59,8 @@ def _report(state: Path, *, apply: bool) -> None:
                 for topic in missing:
                     make(admin, cluster, topic)
                 if missing:
-                    admin.wait_for_topics([cluster.physical(topic.name) for topic in missing])
+                    names = [cluster.physical(topic.name) for topic in missing]
+                    admin.wait_for_topics(names, timeout_ms=READY_WITHIN_MS)
                     console.print(f"{len(missing)} topics made.")
                 found = look(admin, cluster, wanted())
     except (BusUnavailable, ValueError) as error:

@@ -32,7 +32,7 @@ from kafka.errors import (
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
-from shared.bus.kafka_admin import make
+from shared.bus.kafka_admin import READY_WITHIN_MS, make
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_reader import Reader
 from shared.contracts import codec
@@ -94,10 +94,9 @@ class KafkaBus:
         while True:
             try:
                 return await self._in_thread(lambda: self._lag(topics, group))
-            except _AskAgain as error:
+            except _AskAgain:
                 if time.monotonic() > until:
                     raise
-                log.debug("bus.ask_again", error=str(error))
             await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
@@ -200,7 +199,7 @@ class KafkaBus:
         admin = self._open_admin()
         for topic in wanted.values():
             make(admin, self.cluster, topic)
-        admin.wait_for_topics(list(wanted))
+        admin.wait_for_topics(list(wanted), timeout_ms=READY_WITHIN_MS)
         for found in admin.describe_topics(list(wanted)):
             name, partitions = found["name"], len(found["partitions"])
             if partitions != wanted[name].partitions:

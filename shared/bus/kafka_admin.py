@@ -16,6 +16,7 @@ from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import Topic
 
 REQUEST_MS = 10_000
+READY_WITHIN_MS = 60_000  # new topics: all of ours are above a thousand partitions, which a busy broker makes slowly
 
 
 @dataclass(frozen=True, slots=True)
