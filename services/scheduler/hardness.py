@@ -7,7 +7,9 @@ beyond the pass rate.
 
 A group teaches when its attempts differ. The expected variance of one attempt, E[p (1 - p)] over the posterior, says how
 much that is: nothing where all fail and nothing where all succeed. An exploration bonus (the posterior's standard
-deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run.
+deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run. A run sees
+a small part of its problems, so the power SHARPNESS makes it the part that teaches most: where a pool is mostly out of
+reach, drawing in plain proportion spends most attempts on groups that fail as a whole.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ PRIOR_MEAN = 0.3
 EXPLORATION = 0.25  # × the posterior's standard deviation
 TILT_STEPS = 50.0  # after so many steps the tilt towards hard problems is full
 TILT = 0.5
+SHARPNESS = 3.0
 TURNS_EXPONENT, THINKING_EXPONENT = 0.5, 0.25  # of the ratio to the run's mean, in the odds of failing
 FLOOR = 1e-3  # × the largest weight: nothing is impossible
 
@@ -100,7 +103,7 @@ class Hardness:
         signal = a * b / (n * (n + 1))
         deviation = np.sqrt(a * b / (n * n * (n + 1)))
         tilt = 1 + TILT * min(1.0, step / TILT_STEPS) * b / n
-        weights = (signal + EXPLORATION * deviation) * tilt
+        weights = (signal + EXPLORATION * deviation) ** SHARPNESS * tilt
         return np.maximum(weights, FLOOR * weights.max())
 
 

@@ -2,9 +2,9 @@
 
 An attempt of several turns that is solved by its fourth edit holds three edits that failed. Dr. GRPO reinforces all four
 alike, and for attempts as short as ours that noise drowns the signal: over 190 problems, the gradients of two halves of the
-same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (`benchmarks/credit.py`).
+same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (docs/results.md).
 
-    G_t = r * discount^c_t - broken * [a call of turn t was broken] - repeated * [turn t tested what was tested before]
+    G_t = r * discount^c_t - the losses of its faults (a broken call, a test of what had failed, submitting what had failed)
     A_t = G_t - mean of G over all turns of the group
 
 r is the attempt's reward, c_t how many later turns still changed the files. The baseline is one number for the whole group,
@@ -58,8 +58,10 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
     for number in sorted(turns, reverse=True):
         spans = turns[number]
         unfinished = number == max(turns) and trajectory.stop is StopReason.context_full
-        lost = credit.broken * (unfinished or any(not span.ok for span in spans))
-        lost += credit.repeated * any(span.repeated for span in spans)
+        faults = {span.fault for span in spans if span.fault}
+        if unfinished or not all(span.ok for span in spans):
+            faults.add("broken")
+        lost = sum(credit.faults.get(fault, 0.0) for fault in faults)
         result[number] = reward * credit.discount**changes - lost
         changes += any(span.tool in CHANGING and span.ok for span in spans)
     return dict(sorted(result.items()))

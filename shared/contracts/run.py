@@ -80,9 +80,10 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     """Which turn of an attempt earned its reward (services/trainer/credit.py)."""
 
     per: Literal["attempt", "turn"] = "attempt"  # attempt: every token of an attempt alike, as in Dr. GRPO
-    discount: float = 0.4  # of the reward, for every later turn that still had to change the files
-    broken: float = 0.2  # subtracted from a turn with a call that could not be read or executed
-    repeated: float = 0.2  # subtracted from a turn that tested what had been tested before
+    discount: float = 0.0  # of the reward, for every later turn that still had to change the files
+    # Subtracted from a turn. broken: a call that could not be read or executed; repeated: it tested what had failed before;
+    # gave_up: it submitted what had failed. Without the last, giving up is the way to make no more of the others.
+    faults: dict[str, float] = msgspec.field(default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5})
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):

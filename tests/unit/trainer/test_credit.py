@@ -12,7 +12,8 @@ from shared.contracts.messages import AttemptKey, Effort, StopReason
 from shared.contracts.run import Credit
 from shared.contracts.trajectory import Segment, Span, Trajectory
 
-EDIT, SUBMIT, BROKEN, AGAIN = "edit", "submit", "broken", "again"
+EDIT, SUBMIT, BROKEN, AGAIN, GIVE_UP = "edit", "submit", "broken", "again", "give up"
+FAULTS = {AGAIN: "repeated", GIVE_UP: "gave_up"}
 PROMPT, CALL, ANSWER = 3, 2, 2  # tokens
 
 
@@ -23,7 +24,7 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
     for i, turn in enumerate(turns):
         start = PROMPT + i * (CALL + ANSWER)
         mask[start : start + CALL] = True
-        role, tool = ("final", "submit") if turn == SUBMIT else ("tool_call", "edit")
+        role, tool = ("final", "submit") if turn in (SUBMIT, GIVE_UP) else ("tool_call", "edit")
         told.append(
             Span(
                 start=start,
@@ -32,7 +33,7 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
                 turn=i + 1,
                 tool=tool,
                 ok=turn != BROKEN,
-                repeated=turn == AGAIN,
+                fault=FAULTS.get(turn, ""),
             )
         )
         told.append(Span(start=start + CALL, end=start + CALL + ANSWER, role="tool_output", turn=i + 1))
@@ -52,18 +53,19 @@ def per_turn(row: np.ndarray) -> list[float]:
     return [float(row[i]) for i in range(PROMPT, len(row), CALL + ANSWER)]
 
 
-TURN = Credit(per="turn", discount=0.5, broken=0.25, repeated=0.125)
-turns_drawn = st.lists(st.sampled_from([EDIT, BROKEN, AGAIN, SUBMIT]), min_size=1, max_size=6)
+TURN = Credit(per="turn", discount=0.5, faults={"broken": 0.25, "repeated": 0.125, "gave_up": 0.5})
+turns_drawn = st.lists(st.sampled_from([EDIT, BROKEN, AGAIN, SUBMIT, GIVE_UP]), min_size=1, max_size=6)
 
 
 def test_the_turn_that_solved_it_earns_more_than_those_that_failed_before() -> None:
     assert credit.turn_returns(attempt(EDIT, EDIT, EDIT, SUBMIT), 1.0, TURN) == {1: 0.25, 2: 0.5, 3: 1.0, 4: 1.0}
-    myopic = Credit(per="turn", discount=0.0, broken=0.0, repeated=0.0)
+    myopic = Credit(per="turn", discount=0.0, faults={})
     assert credit.turn_returns(attempt(EDIT, EDIT, SUBMIT), 1.0, myopic) == {1: 0.0, 2: 1.0, 3: 1.0}
 
 
 def test_broken_and_repeated_turns_lose_whatever_comes_of_the_attempt() -> None:
     assert credit.turn_returns(attempt(BROKEN, EDIT, AGAIN), 0.0, TURN) == {1: -0.25, 2: 0.0, 3: -0.125}
+    assert credit.turn_returns(attempt(EDIT, GIVE_UP), 0.0, TURN) == {1: 0.0, 2: -0.5}
     # a broken call changed nothing: it does not delay the credit of the turn before it
     assert credit.turn_returns(attempt(EDIT, BROKEN, SUBMIT), 1.0, TURN) == {1: 1.0, 2: 0.75, 3: 1.0}
 
@@ -91,7 +93,7 @@ def test_credit_by_attempt_is_dr_grpo(drawn: list[tuple[list[str], float]], span
 
 
 def test_without_discount_and_losses_equal_attempts_are_dr_grpo_too() -> None:
-    plain = Credit(per="turn", discount=1.0, broken=0.0, repeated=0.0)
+    plain = Credit(per="turn", discount=1.0, faults={})
     found = credit.assign([attempt(EDIT, EDIT), attempt(BROKEN, AGAIN)], [1.0, 0.0], plain)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5, -0.5]]
 
