@@ -5,15 +5,16 @@ alike, and for attempts as short as ours that noise drowns the signal: over 190 
 same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (docs/results.md).
 
     G_t = r * discount^c_t - the losses of its faults (a broken call, a test of what had failed, submitting what had failed)
-    A_t = G_t - mean of G over all turns of the group
+    A_t = G_t - mean of G over the group's turns of the same place: opening, closing (a submit) or between
 
-r is the attempt's reward, c_t how many later turns still changed the files. The baseline is one number for the whole group,
-so that the gradient stays unbiased. `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+r is the attempt's reward, c_t how many later turns still changed the files. All openings of a group answer one and the same
+prompt: their mean is the value of that state. What comes later is compared with what came later, so that the low success of
+second tries does not count against trying again. `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,9 +37,16 @@ def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit:
             for t, a in zip(trajectories, whole, strict=True)
         ]
     returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
-    every = [value for turns in returns for value in turns.values()]
-    baseline = float(np.mean(every)) if every else 0.0
-    return [_spread(t, turns, baseline) for t, turns in zip(trajectories, returns, strict=True)]
+    places = [_places(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
+    seen: dict[str, list[float]] = {}
+    for turns, place in zip(returns, places, strict=True):
+        for turn, value in turns.items():
+            seen.setdefault(place[turn], []).append(value)
+    baseline = {place: float(np.mean(values)) for place, values in seen.items()}
+    return [
+        _spread(t, {turn: value - baseline[place[turn]] for turn, value in turns.items()})
+        for t, turns, place in zip(trajectories, returns, places, strict=True)
+    ]
 
 
 def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[int, float]:
@@ -67,13 +75,20 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
     return dict(sorted(result.items()))
 
 
-def _spread(trajectory: Trajectory, turns: dict[int, float], baseline: float) -> list[np.ndarray]:
+def _places(trajectory: Trajectory, turns: Iterable[int]) -> dict[int, str]:
+    closing = {span.turn for segment in trajectory.segments for span in segment.spans if span.role == "final"}
+    first = min(turns, default=0)
+    return {t: "opening" if t == first else "closing" if t in closing else "between" for t in turns}
+
+
+def _spread(trajectory: Trajectory, advantages: dict[int, float]) -> list[np.ndarray]:
+    """By turn to by token."""
     rows = []
     for segment in trajectory.segments:
-        row = np.full(len(segment.tokens), turns.get(UNTOLD, baseline) - baseline, np.float32)
+        row = np.full(len(segment.tokens), advantages.get(UNTOLD, 0.0), np.float32)
         for span in segment.spans:
-            if span.turn in turns and span.role in SAMPLED:
-                row[span.start : span.end] = turns[span.turn] - baseline
+            if span.turn in advantages and span.role in SAMPLED:
+                row[span.start : span.end] = advantages[span.turn]
         row[~segment.loss_mask] = 0.0
         rows.append(row)
     return rows

@@ -98,6 +98,17 @@ def test_without_discount_and_losses_equal_attempts_are_dr_grpo_too() -> None:
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5, -0.5]]
 
 
+def test_a_turn_is_compared_with_turns_of_its_own_place() -> None:
+    """Second tries succeed less often than first ones: that must not count against trying again."""
+    myopic = Credit(per="turn", discount=0.0, faults={})
+    (first,), (second,), (third,) = credit.assign(
+        [attempt(EDIT, SUBMIT), attempt(EDIT, EDIT, SUBMIT), attempt(EDIT, EDIT)], [1.0, 1.0, 0.0], myopic
+    )
+    assert np.allclose(per_turn(first), [2 / 3, 0.0])
+    assert np.allclose(per_turn(second), [-1 / 3, 0.5, 0.0])
+    assert np.allclose(per_turn(third), [-1 / 3, -0.5])
+
+
 def test_what_was_recorded_without_spans_is_one_turn() -> None:
     found = credit.assign([attempt(EDIT, EDIT, spans=False), attempt(EDIT, spans=False)], [1.0, 0.0], TURN)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5]]
