@@ -9,7 +9,9 @@ same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit
 
 r is the attempt's reward, c_t how many later turns still changed the files. All openings of a group answer one and the same
 prompt: their mean is the value of that state. What comes later is compared with what came later, so that the low success of
-second tries does not count against trying again. `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+second tries does not count against trying again. A group in which no attempt earned anything could teach its faults alone;
+it also takes the longest to compute, and is left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is
+written: A = r - mean r.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit:
             [np.where(s.loss_mask, a, 0.0).astype(np.float32) for s in t.segments]
             for t, a in zip(trajectories, whole, strict=True)
         ]
+    if max(rewards) <= 0:
+        return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
     returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
     places = [_places(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
     seen: dict[str, list[float]] = {}

@@ -87,7 +87,7 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     warmup_steps: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0

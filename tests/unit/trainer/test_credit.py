@@ -76,6 +76,11 @@ def test_a_generation_without_end_is_a_broken_call() -> None:
     assert credit.turn_returns(cut, 0.0, TURN) == {1: 0.0, 2: -0.25}
 
 
+def test_a_group_in_which_nothing_was_earned_is_left_out() -> None:
+    found = credit.assign([attempt(BROKEN, EDIT), attempt(EDIT, GIVE_UP)], [0.0, -0.1], TURN)
+    assert not any(row.any() for (row,) in found)
+
+
 @given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5))
 def test_a_group_that_is_credited_by_turn_sums_to_zero_over_its_turns(drawn: list[tuple[list[str], float]]) -> None:
     found = credit.assign([attempt(*turns) for turns, _ in drawn], [r for _, r in drawn], TURN)
