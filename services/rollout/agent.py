@@ -107,7 +107,8 @@ class Agent:
             if self.spent["broken_tool_calls"] > MAX_BROKEN:
                 raise FormatErrors
         answer = self.format.observation(observation)
-        self.observe(answer, tool=observation.tool, ok=not observation.error)
+        passed = observation.tool is Tool.test and not observation.error and observation.failing is None
+        self.observe(answer, tool=observation.tool, ok=not observation.error, passed=passed)
         self.spent["tool_output_tokens"] += len(answer)
         if 0 < self.sampling.summary_trigger_tokens < self.recorder.length:
             await self.summarise()
@@ -186,8 +187,10 @@ class Agent:
             self.spent["thinking_tokens"] -= part.end - part.start
             self.spent["final_tokens" if part.role == "final" else "tool_call_tokens"] += part.end - part.start
 
-    def observe(self, tokens: list[int], *, role: str = "tool_output", tool: Tool, ok: bool = True) -> None:
-        self.recorder.observed(tokens, self.spent["turns"], role, tool, ok)
+    def observe(
+        self, tokens: list[int], *, role: str = "tool_output", tool: Tool, ok: bool = True, passed: bool = False
+    ) -> None:
+        self.recorder.observed(tokens, self.spent["turns"], role, tool, ok, passed)
         self.context_tokens += len(tokens)
 
 

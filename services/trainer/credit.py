@@ -5,13 +5,14 @@ alike, and for attempts as short as ours that noise drowns the signal: over 190 
 same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (docs/results.md).
 
     G_t = r * discount^c_t - the losses of its faults (a broken call, a test of what had failed, submitting what had failed)
-    A_t = G_t - mean of G over the group's turns of the same place: opening, closing (a submit) or between
+    A_t = G_t - mean of G over the group's turns that began alike: with the task, after a test that passed, or otherwise
 
-r is the attempt's reward, c_t how many later turns still changed the files. All openings of a group answer one and the same
-prompt: their mean is the value of that state. What comes later is compared with what came later, so that the low success of
-second tries does not count against trying again. A group in which no attempt earned anything could teach its faults alone;
-it also takes the longest to compute, and is left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is
-written: A = r - mean r.
+r is the attempt's reward, c_t how many later turns still changed the files. How a turn began is known before it samples, so
+that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
+All first turns of a group answer one and the same prompt: their mean is the value of that state. Second tries, which succeed
+less often, are compared with each other. A group in which no attempt earned anything could teach its faults alone; it also
+takes the longest to compute, and is left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written:
+A = r - mean r.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit:
     if max(rewards) <= 0:
         return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
     returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
-    places = [_places(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
+    beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
     seen: dict[str, list[float]] = {}
-    for turns, place in zip(returns, places, strict=True):
+    for turns, began in zip(returns, beginnings, strict=True):
         for turn, value in turns.items():
-            seen.setdefault(place[turn], []).append(value)
-    baseline = {place: float(np.mean(values)) for place, values in seen.items()}
+            seen.setdefault(began[turn], []).append(value)
+    baseline = {key: float(np.mean(values)) for key, values in seen.items()}
     return [
-        _spread(t, {turn: value - baseline[place[turn]] for turn, value in turns.items()})
-        for t, turns, place in zip(trajectories, returns, places, strict=True)
+        _spread(t, {turn: value - baseline[began[turn]] for turn, value in turns.items()})
+        for t, turns, began in zip(trajectories, returns, beginnings, strict=True)
     ]
 
 
@@ -72,17 +73,18 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
         unfinished = number == max(turns) and trajectory.stop is StopReason.context_full
         faults = {span.fault for span in spans if span.fault}
         if unfinished or not all(span.ok for span in spans):
-            faults.add("broken")
+            faults.add("endless" if unfinished else "broken")
         lost = sum(credit.faults.get(fault, 0.0) for fault in faults)
         result[number] = reward * credit.discount**changes - lost
         changes += any(span.tool in CHANGING and span.ok for span in spans)
     return dict(sorted(result.items()))
 
 
-def _places(trajectory: Trajectory, turns: Iterable[int]) -> dict[int, str]:
-    closing = {span.turn for segment in trajectory.segments for span in segment.spans if span.role == "final"}
+def _beginnings(trajectory: Trajectory, turns: Iterable[int]) -> dict[int, str]:
+    """How each turn began: "task", "passed" (the last answer was a test without failure) or "other"."""
+    passed = {span.turn for segment in trajectory.segments for span in segment.spans if span.passed}
     first = min(turns, default=0)
-    return {t: "opening" if t == first else "closing" if t in closing else "between" for t in turns}
+    return {t: "task" if t == first else "passed" if t - 1 in passed else "other" for t in turns}
 
 
 def _spread(trajectory: Trajectory, advantages: dict[int, float]) -> list[np.ndarray]:

@@ -82,8 +82,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     per: Literal["attempt", "turn"] = "attempt"  # attempt: every token of an attempt alike, as in Dr. GRPO
     discount: float = 0.0  # of the reward, for every later turn that still had to change the files
     # Subtracted from a turn. broken: a call that could not be read or executed; repeated: it tested what had failed before;
-    # gave_up: it submitted what had failed. Without the last, giving up is the way to make no more of the others.
-    faults: dict[str, float] = msgspec.field(default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5})
+    # gave_up: it submitted what had failed; endless: it came to no end. Without the last two, giving up and rambling are
+    # the ways to make no more of the others.
+    faults: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5, "endless": 0.5}
+    )
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
