@@ -147,7 +147,7 @@ def demo(
         typer.Option(help="Who earns the reward: the turns that brought it about, or the whole attempt (Dr. GRPO)."),
     ] = "turn",
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
-    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 8,
+    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
     base_port: BasePort = machine.BASE_PORT,
 ) -> None:

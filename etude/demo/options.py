@@ -27,6 +27,6 @@ class DemoOptions:
     uniform_sampling: bool = False
     credit: Literal["turn", "attempt"] = "turn"
     steps: int = 0
-    groups_per_step: int = 8
+    groups_per_step: int = 16
     group_size: int = 8
     base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

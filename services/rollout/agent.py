@@ -49,14 +49,14 @@ class Agent:
     workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
     spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
-    tested: set[int] = field(default_factory=set)  # hashes of the files that a test has seen, the given ones among them
-    repeated: bool = False  # the present turn tested one of them again
+    failed: set[int] = field(default_factory=set)  # hashes of files that a test objected to, the given ones among them
+    fault: str = ""  # of the present turn (shared.contracts.trajectory.Span)
     context_tokens: int = 0  # sampled and observed, over all segments
     deadline: bool = False  # set before the task is cancelled: submit the work as it is
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(dict(self.problem.files))
-        self.tested.add(_state(self.problem.files))
+        self.failed.add(_state(self.problem.files))
 
     @property
     def effort(self) -> Effort:
@@ -89,7 +89,7 @@ class Agent:
 
     async def step(self) -> None:
         """One turn: a generation, its calls, one observation."""
-        generation, self.repeated = await self.ask(), False
+        generation, self.fault = await self.ask(), ""
         actions = self.format.actions(generation.tokens)
         observation, worked = Observation(Tool.submit, error="" if actions else "no call"), 0
         try:
@@ -107,7 +107,8 @@ class Agent:
             if self.spent["broken_tool_calls"] > MAX_BROKEN:
                 raise FormatErrors
         answer = self.format.observation(observation)
-        self.observe(answer, tool=observation.tool, ok=not observation.error)
+        passed = observation.tool is Tool.test and not observation.error and observation.failing is None
+        self.observe(answer, tool=observation.tool, ok=not observation.error, passed=passed)
         self.spent["tool_output_tokens"] += len(answer)
         if 0 < self.sampling.summary_trigger_tokens < self.recorder.length:
             await self.summarise()
@@ -130,13 +131,12 @@ class Agent:
         if action.error:
             return Observation(action.tool, error=action.error)
         if action.tool is Tool.submit:
+            if _state(self.workspace.files) in self.failed:
+                self.fault = "gave_up"
             raise Submitted
         if action.tool is Tool.test:
             self.spent["tests"] += 1
-            state = _state(self.workspace.files)
-            self.repeated = state in self.tested
-            self.tested.add(state)
-            return await self.tests.run(self.problem, self.workspace.files)
+            return await self.test()
         if action.tool is Tool.edit and self.spent["edits"] >= self.sampling.max_edits:
             raise TurnLimit
         try:
@@ -151,6 +151,15 @@ class Agent:
         except EditError as error:
             return Observation(action.tool, error=str(error))
         return Observation(action.tool)
+
+    async def test(self) -> Observation:
+        state = _state(self.workspace.files)
+        if state in self.failed:
+            self.fault = "repeated"
+        observation = await self.tests.run(self.problem, self.workspace.files)
+        if observation.failing is not None:
+            self.failed.add(state)
+        return observation
 
     async def summarise(self) -> None:
         """Asks for a self-summary and goes on in a new segment that holds it, id for id, as context."""
@@ -172,14 +181,16 @@ class Agent:
             Part(a.start, a.end, "final" if a.tool is Tool.submit else "tool_call", a.tool, not broken or i < worked)
             for i, a in enumerate(actions)
         ]
-        self.recorder.sampled(generation, parts, self.spent["turns"], repeated=self.repeated)
+        self.recorder.sampled(generation, parts, self.spent["turns"], fault=self.fault)
         self.spent["thinking_tokens"] += len(generation.tokens)
         for part in parts:
             self.spent["thinking_tokens"] -= part.end - part.start
             self.spent["final_tokens" if part.role == "final" else "tool_call_tokens"] += part.end - part.start
 
-    def observe(self, tokens: list[int], *, role: str = "tool_output", tool: Tool, ok: bool = True) -> None:
-        self.recorder.observed(tokens, self.spent["turns"], role, tool, ok)
+    def observe(
+        self, tokens: list[int], *, role: str = "tool_output", tool: Tool, ok: bool = True, passed: bool = False
+    ) -> None:
+        self.recorder.observed(tokens, self.spent["turns"], role, tool, ok, passed)
         self.context_tokens += len(tokens)
 
 

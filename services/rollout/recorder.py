@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,14 +42,12 @@ class _Open:
         self.runs: list[tuple[int, Generation]] = []  # (position of its first token, what the engine returned)
         self.rows: list[np.ndarray] = []
 
-    def append(
-        self, tokens: Sequence[int], role: str, turn: int, tool: str = "", ok: bool = True, repeated: bool = False
-    ) -> None:
+    def append(self, tokens: Sequence[int], role: str, turn: int, tool: str = "", **more: Any) -> None:
+        """`more`: other fields of the span."""
         if tokens:
             start = len(self.tokens)
             self.tokens.extend(tokens)
-            end = len(self.tokens)
-            self.spans.append(Span(start=start, end=end, role=role, turn=turn, tool=tool, ok=ok, repeated=repeated))
+            self.spans.append(Span(start=start, end=len(self.tokens), role=role, turn=turn, tool=tool, **more))
 
     def close(self) -> tuple[Segment, np.ndarray | None] | None:
         """None where nothing was sampled: there is nothing to train on and nothing that a model answered to."""
@@ -106,7 +105,7 @@ class Recorder:
         self._open.append(prompt[at : at + len(summary)], "summary", turn=0)
         self._open.append(prompt[at + len(summary) :], "prompt", turn=0)
 
-    def sampled(self, generation: Generation, parts: Sequence[Part], turn: int, *, repeated: bool = False) -> None:
+    def sampled(self, generation: Generation, parts: Sequence[Part], turn: int, *, fault: str = "") -> None:
         """Appends one generation. What no part claims is thinking. Raises ValueError where arrays or parts do not fit."""
         segment, n = self._current, len(generation.tokens)
         if generation.logprobs_N.shape != (n,) or generation.versions_N.shape != (n,):
@@ -127,10 +126,12 @@ class Recorder:
         for part in parts:
             if not at <= part.start <= part.end <= n:
                 raise ValueError(f"recorder.sampled: part [{part.start}, {part.end}) outside of [{at}, {n})")
-            segment.append(generation.tokens[at : part.start], "thinking", turn, repeated=repeated)
-            segment.append(generation.tokens[part.start : part.end], part.role, turn, part.tool, part.ok, repeated)
+            segment.append(generation.tokens[at : part.start], "thinking", turn, fault=fault)
+            segment.append(
+                generation.tokens[part.start : part.end], part.role, turn, part.tool, ok=part.ok, fault=fault
+            )
             at = part.end
-        segment.append(generation.tokens[at:], "thinking", turn, repeated=repeated)
+        segment.append(generation.tokens[at:], "thinking", turn, fault=fault)
         oldest, newest = int(generation.versions_N.min()), int(generation.versions_N.max())
         first = self.newest_version < 0
         self.oldest_version = oldest if first else min(self.oldest_version, oldest)
@@ -140,10 +141,16 @@ class Recorder:
         self.newest_version = max(self.newest_version, newest)
 
     def observed(
-        self, tokens: Sequence[int], turn: int, role: str = "tool_output", tool: str = "", ok: bool = True
+        self,
+        tokens: Sequence[int],
+        turn: int,
+        role: str = "tool_output",
+        tool: str = "",
+        ok: bool = True,
+        passed: bool = False,
     ) -> None:
         """Appends tokens that nobody sampled: a tool's answer or the request for a summary."""
-        self._current.append(tokens, role, turn, tool, ok)
+        self._current.append(tokens, role, turn, tool, ok=ok, passed=passed)
 
     def segments(self) -> list[Segment]:
         """All segments, the open one as it stands included."""

@@ -1,13 +1,16 @@
 """How hard problems are, from what became of earlier attempts at their relatives, and which to practise next. Pure.
 
-Every problem is used once, so what is known of it comes from its relatives (`cell`: problems of one origin) and its
-category. A Beta posterior shrinks the cell's pass rate towards its category's, and that towards the run's. Old results
+Every problem is used once, so what is known of it comes from its category and its relatives (`cell`: problems of one
+origin, of any category). The category's pass rate is shrunk towards the run's. A cell shifts its odds: by how its problems
+did against what their categories had promised, so that easy problems of a function say little of its hard ones. Old results
 fade, because the policy that produced them is gone. Turns and thinking tokens above the run's mean count as hardness
 beyond the pass rate.
 
 A group teaches when its attempts differ. The expected variance of one attempt, E[p (1 - p)] over the posterior, says how
 much that is: nothing where all fail and nothing where all succeed. An exploration bonus (the posterior's standard
-deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run.
+deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run. A run sees
+a small part of its problems, so the power SHARPNESS makes it the part that teaches most: where a pool is mostly out of
+reach, drawing in plain proportion spends most attempts on groups that fail as a whole.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ RUN_STRENGTH = 4.0  # prior of the run's mean, in attempts, around PRIOR_MEAN
 CATEGORY_STRENGTH = 8.0
 CELL_STRENGTH = 3.0
 PRIOR_MEAN = 0.3
+LEAST = 1e-4  # chance; keeps odds finite
 EXPLORATION = 0.25  # × the posterior's standard deviation
 TILT_STEPS = 50.0  # after so many steps the tilt towards hard problems is full
 TILT = 0.5
+SHARPNESS = 3.0
 TURNS_EXPONENT, THINKING_EXPONENT = 0.5, 0.25  # of the ratio to the run's mean, in the odds of failing
 FLOOR = 1e-3  # × the largest weight: nothing is impossible
 
@@ -45,11 +50,11 @@ class Outcome:
 
 
 class _Tally:
-    """Faded sums per key: attempts, solved, turns, thinking tokens."""
+    """Faded sums per key: attempts, solved, turns, thinking tokens, and what the categories had promised to be solved."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
-        self.sums = np.zeros((16, 4))
+        self.sums = np.zeros((16, 5))
 
     def row(self, key: str) -> int:
         row = self.index.setdefault(key, len(self.index))
@@ -73,23 +78,30 @@ class Hardness:
                 tally.sums *= 0.5 ** ((outcome.step - self._step) / HALF_LIFE_STEPS)
             self._step = outcome.step
         weight = outcome.attempts * ATTEMPT_WEIGHT
-        row = weight * np.array([1.0, outcome.solved / outcome.attempts, outcome.turns, outcome.thinking_tokens])
+        solved = outcome.solved / outcome.attempts
+        promised = self._category_means([outcome.category])[0]
+        row = weight * np.array([1.0, solved, outcome.turns, outcome.thinking_tokens, promised])
         for tally, key in zip(tallies, ("", outcome.category, outcome.cell), strict=True):
             at = tally.row(key)  # first: it may move the table
             tally.sums[at] += row
 
     def posterior(self, categories: Sequence[str], cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Beta parameters (a, b) of the chance that one attempt succeeds, for pairs of category and cell."""
+        run, category_mean = self._run.sums[0], self._category_means(categories)
+        cell = _rows(self._cells, cells)
+        strength = cell[:, 0] + CELL_STRENGTH
+        did = (cell[:, 1] + CELL_STRENGTH * category_mean) / strength
+        promised = (cell[:, 4] + CELL_STRENGTH * category_mean) / strength
+        mean = _from_odds(_odds(category_mean) * _odds(did) / _odds(promised))
+        effort = _ratio(cell, run, 2) ** TURNS_EXPONENT * _ratio(cell, run, 3) ** THINKING_EXPONENT
+        mean = _from_odds(_odds(mean) / effort)
+        return mean * strength, (1 - mean) * strength
+
+    def _category_means(self, categories: Sequence[str]) -> np.ndarray:
         run = self._run.sums[0]
         run_mean = (run[1] + RUN_STRENGTH * PRIOR_MEAN) / (run[0] + RUN_STRENGTH)
         category = _rows(self._categories, categories)
-        category_mean = (category[:, 1] + CATEGORY_STRENGTH * run_mean) / (category[:, 0] + CATEGORY_STRENGTH)
-        cell = _rows(self._cells, cells)
-        strength = cell[:, 0] + CELL_STRENGTH
-        mean = (cell[:, 1] + CELL_STRENGTH * category_mean) / strength
-        effort = _ratio(cell, run, 2) ** TURNS_EXPONENT * _ratio(cell, run, 3) ** THINKING_EXPONENT
-        mean = mean / (mean + (1 - mean) * effort)  # the odds of failing × effort
-        return mean * strength, (1 - mean) * strength
+        return (category[:, 1] + CATEGORY_STRENGTH * run_mean) / (category[:, 0] + CATEGORY_STRENGTH)
 
     def weights(self, categories: Sequence[str], cells: Sequence[str], *, step: int) -> np.ndarray:
         """Sampling weights (positive, not normalised) at `step` of the run."""
@@ -100,12 +112,21 @@ class Hardness:
         signal = a * b / (n * (n + 1))
         deviation = np.sqrt(a * b / (n * n * (n + 1)))
         tilt = 1 + TILT * min(1.0, step / TILT_STEPS) * b / n
-        weights = (signal + EXPLORATION * deviation) * tilt
+        weights = (signal + EXPLORATION * deviation) ** SHARPNESS * tilt
         return np.maximum(weights, FLOOR * weights.max())
 
 
+def _odds(mean: np.ndarray) -> np.ndarray:
+    mean = np.clip(mean, LEAST, 1 - LEAST)
+    return mean / (1 - mean)
+
+
+def _from_odds(odds: np.ndarray) -> np.ndarray:
+    return odds / (1 + odds)
+
+
 def _rows(tally: _Tally, keys: Sequence[str]) -> np.ndarray:
-    """Their sums [len(keys), 4]; zeros where a key has none. Looking up makes no entries."""
+    """Their sums [len(keys), 5]; zeros where a key has none. Looking up makes no entries."""
     at = np.fromiter((tally.index.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
     return np.where(at[:, None] >= 0, tally.sums[at], 0.0)
 

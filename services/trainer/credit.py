@@ -2,18 +2,22 @@
 
 An attempt of several turns that is solved by its fourth edit holds three edits that failed. Dr. GRPO reinforces all four
 alike, and for attempts as short as ours that noise drowns the signal: over 190 problems, the gradients of two halves of the
-same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (`benchmarks/credit.py`).
+same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (docs/results.md).
 
-    G_t = r * discount^c_t - broken * [a call of turn t was broken] - repeated * [turn t tested what was tested before]
-    A_t = G_t - mean of G over all turns of the group
+    G_t = r * discount^c_t - the losses of its faults (a broken call, a test of what had failed, submitting what had failed)
+    A_t = G_t - mean of G over the group's turns that began alike: with the task, after a test that passed, or otherwise
 
-r is the attempt's reward, c_t how many later turns still changed the files. The baseline is one number for the whole group,
-so that the gradient stays unbiased. `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+r is the attempt's reward, c_t how many later turns still changed the files. How a turn began is known before it samples, so
+that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
+All first turns of a group answer one and the same prompt: their mean is the value of that state. Second tries, which succeed
+less often, are compared with each other. A group in which no attempt earned anything could teach its faults alone; it also
+takes the longest to compute, and is left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written:
+A = r - mean r.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -35,10 +39,19 @@ def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit:
             [np.where(s.loss_mask, a, 0.0).astype(np.float32) for s in t.segments]
             for t, a in zip(trajectories, whole, strict=True)
         ]
+    if max(rewards) <= 0:
+        return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
     returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
-    every = [value for turns in returns for value in turns.values()]
-    baseline = float(np.mean(every)) if every else 0.0
-    return [_spread(t, turns, baseline) for t, turns in zip(trajectories, returns, strict=True)]
+    beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
+    seen: dict[str, list[float]] = {}
+    for turns, began in zip(returns, beginnings, strict=True):
+        for turn, value in turns.items():
+            seen.setdefault(began[turn], []).append(value)
+    baseline = {key: float(np.mean(values)) for key, values in seen.items()}
+    return [
+        _spread(t, {turn: value - baseline[began[turn]] for turn, value in turns.items()})
+        for t, turns, began in zip(trajectories, returns, beginnings, strict=True)
+    ]
 
 
 def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[int, float]:
@@ -58,20 +71,30 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
     for number in sorted(turns, reverse=True):
         spans = turns[number]
         unfinished = number == max(turns) and trajectory.stop is StopReason.context_full
-        lost = credit.broken * (unfinished or any(not span.ok for span in spans))
-        lost += credit.repeated * any(span.repeated for span in spans)
+        faults = {span.fault for span in spans if span.fault}
+        if unfinished or not all(span.ok for span in spans):
+            faults.add("endless" if unfinished else "broken")
+        lost = sum(credit.faults.get(fault, 0.0) for fault in faults)
         result[number] = reward * credit.discount**changes - lost
         changes += any(span.tool in CHANGING and span.ok for span in spans)
     return dict(sorted(result.items()))
 
 
-def _spread(trajectory: Trajectory, turns: dict[int, float], baseline: float) -> list[np.ndarray]:
+def _beginnings(trajectory: Trajectory, turns: Iterable[int]) -> dict[int, str]:
+    """How each turn began: "task", "passed" (the last answer was a test without failure) or "other"."""
+    passed = {span.turn for segment in trajectory.segments for span in segment.spans if span.passed}
+    first = min(turns, default=0)
+    return {t: "task" if t == first else "passed" if t - 1 in passed else "other" for t in turns}
+
+
+def _spread(trajectory: Trajectory, advantages: dict[int, float]) -> list[np.ndarray]:
+    """By turn to by token."""
     rows = []
     for segment in trajectory.segments:
-        row = np.full(len(segment.tokens), turns.get(UNTOLD, baseline) - baseline, np.float32)
+        row = np.full(len(segment.tokens), advantages.get(UNTOLD, 0.0), np.float32)
         for span in segment.spans:
-            if span.turn in turns and span.role in SAMPLED:
-                row[span.start : span.end] = turns[span.turn] - baseline
+            if span.turn in advantages and span.role in SAMPLED:
+                row[span.start : span.end] = advantages[span.turn]
         row[~segment.loss_mask] = 0.0
         rows.append(row)
     return rows

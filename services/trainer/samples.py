@@ -60,7 +60,7 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
     shares = credit.assign(trajectories, rewards, config.credit)
     for member, trajectory, rows, share in zip(ready.members, trajectories, routings, shares, strict=True):
         try:
-            sequences += _sequences(trajectory, rows, share, model)
+            sequences += sequences_of(trajectory, rows, share, model)
         except ValueError as error:
             raise Untrainable(f"attempt {member.attempt}: {error}") from None
     if not sequences:
@@ -79,7 +79,7 @@ def _routing(objects: Objects, trajectory: Trajectory) -> list[np.ndarray] | Non
         raise ValueError(f"routing: {error}") from None
 
 
-def _sequences(
+def sequences_of(
     trajectory: Trajectory, rows: Sequence[np.ndarray] | None, advantages: Sequence[np.ndarray], model: ModelConfig
 ) -> list[TrainSequence]:
     if not trajectory.temperature > 0:

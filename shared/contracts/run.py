@@ -80,13 +80,17 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     """Which turn of an attempt earned its reward (services/trainer/credit.py)."""
 
     per: Literal["attempt", "turn"] = "attempt"  # attempt: every token of an attempt alike, as in Dr. GRPO
-    discount: float = 0.4  # of the reward, for every later turn that still had to change the files
-    broken: float = 0.2  # subtracted from a turn with a call that could not be read or executed
-    repeated: float = 0.2  # subtracted from a turn that tested what had been tested before
+    discount: float = 0.0  # of the reward, for every later turn that still had to change the files
+    # Subtracted from a turn. broken: a call that could not be read or executed; repeated: it tested what had failed before;
+    # gave_up: it submitted what had failed; endless: it came to no end. Without the last two, giving up and rambling are
+    # the ways to make no more of the others.
+    faults: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5, "endless": 0.5}
+    )
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     warmup_steps: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0

@@ -36,7 +36,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
     tool: str = ""  # edit, test, submit, …
     ok: bool = True  # False: the call was broken
-    repeated: bool = False  # sampled spans: the turn tested files that were tested before, or as they were given
+    passed: bool = False  # output of a test: nothing failed
+    # Of a sampled turn. repeated: it tested files that had failed; gave_up: it submitted files that had.
+    fault: str = ""
 
 
 class Segment(msgspec.Struct, kw_only=True):

@@ -210,3 +210,29 @@ def test_a_problem_that_the_format_cannot_write_is_no_outcome(compact: Compact) 
     made = Agent(long, compact, Script(), Tests(), Sampling())
     with pytest.raises(InfrastructureError, match="99 lines"):
         run(made)
+
+
+def faults(made: Agent) -> dict[int, set[str]]:
+    (segment,) = made.recorder.segments()
+    found: dict[int, set[str]] = {}
+    for span in segment.spans:
+        if segment.loss_mask[span.start]:
+            found.setdefault(span.turn, set()).add(span.fault)
+    return found
+
+
+def test_testing_what_failed_and_submitting_it_are_faults_of_their_turns(compact: Compact) -> None:
+    wrong = [*edit(compact, new="*"), compact.test]
+    made = agent(compact, [compact.test], wrong, [compact.undo, *wrong], [compact.submit])
+    run(made)
+    # the given files are known to fail; the same wrong edit again is the same state again
+    assert faults(made) == {1: {"repeated"}, 2: {""}, 3: {"repeated"}, 4: {"gave_up"}}
+
+
+def test_what_passed_or_was_not_tested_is_no_fault_to_submit(compact: Compact) -> None:
+    passing = agent(compact, [*edit(compact), compact.test], [compact.submit])
+    run(passing)
+    assert faults(passing) == {1: {""}, 2: {""}}
+    untested = agent(compact, [*edit(compact, new="*"), compact.submit])
+    run(untested)
+    assert faults(untested) == {1: {""}}

@@ -12,7 +12,8 @@ from shared.contracts.messages import AttemptKey, Effort, StopReason
 from shared.contracts.run import Credit
 from shared.contracts.trajectory import Segment, Span, Trajectory
 
-EDIT, SUBMIT, BROKEN, AGAIN = "edit", "submit", "broken", "again"
+EDIT, SUBMIT, BROKEN, AGAIN, GIVE_UP = "edit", "submit", "broken", "again", "give up"
+FAULTS = {AGAIN: "repeated", GIVE_UP: "gave_up"}
 PROMPT, CALL, ANSWER = 3, 2, 2  # tokens
 
 
@@ -20,10 +21,10 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
     """One segment: a prompt, then per turn a call of two tokens and an answer of two."""
     length = PROMPT + len(turns) * (CALL + ANSWER)
     mask, told = np.zeros(length, bool), [Span(start=0, end=PROMPT, role="prompt")]
-    for i, turn in enumerate(turns):
+    for i, (turn, following) in enumerate(zip(turns, (*turns[1:], ""), strict=True)):
         start = PROMPT + i * (CALL + ANSWER)
         mask[start : start + CALL] = True
-        role, tool = ("final", "submit") if turn == SUBMIT else ("tool_call", "edit")
+        role, tool = ("final", "submit") if turn in (SUBMIT, GIVE_UP) else ("tool_call", "edit")
         told.append(
             Span(
                 start=start,
@@ -32,10 +33,18 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
                 turn=i + 1,
                 tool=tool,
                 ok=turn != BROKEN,
-                repeated=turn == AGAIN,
+                fault=FAULTS.get(turn, ""),
             )
         )
-        told.append(Span(start=start + CALL, end=start + CALL + ANSWER, role="tool_output", turn=i + 1))
+        told.append(
+            Span(
+                start=start + CALL,
+                end=start + CALL + ANSWER,
+                role="tool_output",
+                turn=i + 1,
+                passed=following == SUBMIT,
+            )
+        )
     segment = Segment(
         tokens=np.zeros(length, np.int32),
         loss_mask=mask,
@@ -52,26 +61,32 @@ def per_turn(row: np.ndarray) -> list[float]:
     return [float(row[i]) for i in range(PROMPT, len(row), CALL + ANSWER)]
 
 
-TURN = Credit(per="turn", discount=0.5, broken=0.25, repeated=0.125)
-turns_drawn = st.lists(st.sampled_from([EDIT, BROKEN, AGAIN, SUBMIT]), min_size=1, max_size=6)
+TURN = Credit(per="turn", discount=0.5, faults={"broken": 0.25, "repeated": 0.125, "gave_up": 0.5, "endless": 0.75})
+turns_drawn = st.lists(st.sampled_from([EDIT, BROKEN, AGAIN, SUBMIT, GIVE_UP]), min_size=1, max_size=6)
 
 
 def test_the_turn_that_solved_it_earns_more_than_those_that_failed_before() -> None:
     assert credit.turn_returns(attempt(EDIT, EDIT, EDIT, SUBMIT), 1.0, TURN) == {1: 0.25, 2: 0.5, 3: 1.0, 4: 1.0}
-    myopic = Credit(per="turn", discount=0.0, broken=0.0, repeated=0.0)
+    myopic = Credit(per="turn", discount=0.0, faults={})
     assert credit.turn_returns(attempt(EDIT, EDIT, SUBMIT), 1.0, myopic) == {1: 0.0, 2: 1.0, 3: 1.0}
 
 
 def test_broken_and_repeated_turns_lose_whatever_comes_of_the_attempt() -> None:
     assert credit.turn_returns(attempt(BROKEN, EDIT, AGAIN), 0.0, TURN) == {1: -0.25, 2: 0.0, 3: -0.125}
+    assert credit.turn_returns(attempt(EDIT, GIVE_UP), 0.0, TURN) == {1: 0.0, 2: -0.5}
     # a broken call changed nothing: it does not delay the credit of the turn before it
     assert credit.turn_returns(attempt(EDIT, BROKEN, SUBMIT), 1.0, TURN) == {1: 1.0, 2: 0.75, 3: 1.0}
 
 
-def test_a_generation_without_end_is_a_broken_call() -> None:
+def test_a_generation_without_end_is_a_fault() -> None:
     """Else a policy that never ends a call would break none."""
     cut = attempt(EDIT, EDIT, stop=StopReason.context_full)
-    assert credit.turn_returns(cut, 0.0, TURN) == {1: 0.0, 2: -0.25}
+    assert credit.turn_returns(cut, 0.0, TURN) == {1: 0.0, 2: -0.75}
+
+
+def test_a_group_in_which_nothing_was_earned_is_left_out() -> None:
+    found = credit.assign([attempt(BROKEN, EDIT), attempt(EDIT, GIVE_UP)], [0.0, -0.1], TURN)
+    assert not any(row.any() for (row,) in found)
 
 
 @given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5))
@@ -91,11 +106,29 @@ def test_credit_by_attempt_is_dr_grpo(drawn: list[tuple[list[str], float]], span
 
 
 def test_without_discount_and_losses_equal_attempts_are_dr_grpo_too() -> None:
-    plain = Credit(per="turn", discount=1.0, broken=0.0, repeated=0.0)
+    plain = Credit(per="turn", discount=1.0, faults={})
     found = credit.assign([attempt(EDIT, EDIT), attempt(BROKEN, AGAIN)], [1.0, 0.0], plain)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_a_turn_is_compared_with_turns_that_began_alike() -> None:
+    """Second tries succeed less often than first ones: that must not count against trying again."""
+    myopic = Credit(per="turn", discount=0.0, faults={})
+    (first,), (second,), (third,) = credit.assign(
+        [attempt(EDIT, SUBMIT), attempt(EDIT, EDIT, SUBMIT), attempt(EDIT, EDIT)], [1.0, 1.0, 0.0], myopic
+    )
+    assert np.allclose(per_turn(first), [2 / 3, 0.0])
+    assert np.allclose(per_turn(second), [-1 / 3, 0.5, 0.0])
+    assert np.allclose(per_turn(third), [-1 / 3, -0.5])
 
 
 def test_what_was_recorded_without_spans_is_one_turn() -> None:
     found = credit.assign([attempt(EDIT, EDIT, spans=False), attempt(EDIT, spans=False)], [1.0, 0.0], TURN)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5]]
+
+
+def test_rambling_on_after_a_test_that_passed_is_worse_than_submitting() -> None:
+    """What a turn is compared with must not depend on what it does."""
+    ramble = attempt(EDIT, SUBMIT, stop=StopReason.context_full)
+    (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), ramble], [1.0, 1.0], TURN)
+    assert per_turn(submitted)[1] > 0 > per_turn(rambled)[1]
