@@ -12,7 +12,7 @@ from tests.chaos.__main__ import arguments, strike
 from tests.chaos.report import show, sound
 from tests.servers import own_platform
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
