@@ -34,7 +34,7 @@ def test_what_is_too_large_is_refused_whatever_it_says(topic: Topic) -> None:
         assert not readable(topic, Raw(one.data[:-1] + b" " * size + b"}", one.headers))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", list(TOPICS))
 def test_a_consumer_gets_all_good_ones_and_the_dead_letters_all_others(world, go, name, monkeypatch):
