@@ -96,6 +96,18 @@ FLOW = Dashboard(
                     unit="s",
                 ),
                 panel(
+                    "In flight",
+                    "Deliveries that consumers of a group have taken and not answered yet.",
+                    ("sum by (group) (etude_bus_in_flight)", "{{group}}"),
+                    least=0,
+                ),
+                panel(
+                    "Longest unanswered",
+                    "Since when the delivery that waits longest for its answer was taken.",
+                    ("max by (group) (etude_bus_oldest_unanswered_seconds)", "{{group}}"),
+                    unit="s",
+                ),
+                panel(
                     "Deliveries",
                     "Per second, by topic.",
                     (rate("etude_bus_deliveries_total", "topic"), "{{topic}}"),
