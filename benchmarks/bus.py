@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
-from benchmarks.buses import SIZES, private
+from benchmarks.buses import SIZES, private, unread
 from benchmarks.records import Bench, record
 from infra.servers import Unavailable
 from shared.bus import Bus, connect
@@ -226,17 +226,7 @@ def lost_at_kill(count: int) -> float:
         async def missing() -> float:
             bus = connect(url, client="bench")
             try:
-                left = {str(i) for i in range(durable)}
-                deliveries = bus.deliveries([TOPIC], "g", 256)
-                try:
-                    async with asyncio.timeout(60):
-                        while left:
-                            delivery = await anext(deliveries)
-                            left.discard(delivery.message.what)
-                            delivery.done()
-                except TimeoutError:
-                    pass
-                return float(len(left))
+                return float(len(await unread(bus, TOPIC, "g", {str(i) for i in range(durable)}, 60)))
             finally:
                 await bus.close()
 

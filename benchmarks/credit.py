@@ -28,11 +28,10 @@ from shared.contracts.run import Credit, TrainConfig
 from shared.model import causal_rows, published
 
 PACK = Path(os.environ.get("ETUDE_PACK", ".cache/pack"))
-PLAIN: dict[str, float] = {}
 WAYS = {
     "attempt": ("by attempt (Dr. GRPO)", Credit(per="attempt")),
-    "discounted": ("by turn, discount 0.5, no faults", Credit(per="turn", discount=0.5, faults=PLAIN)),
-    "turn": ("by turn, discount 0, no faults", Credit(per="turn", discount=0.0, faults=PLAIN)),
+    "discounted": ("by turn, discount 0.5, no faults", Credit(per="turn", discount=0.5, faults={})),
+    "turn": ("by turn, discount 0, no faults", Credit(per="turn", discount=0.0, faults={})),
     "faults": ("by turn, discount 0, with faults", Credit(per="turn")),
 }
 

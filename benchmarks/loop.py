@@ -37,7 +37,7 @@ from services.trainer.step import Trainer
 from shared.contracts.messages import AttemptKey
 from shared.contracts.run import Credit, RewardConfig, Sampling, TrainConfig
 from shared.contracts.trajectory import Trajectory
-from shared.formats.compact import Compact, FormatError
+from shared.formats.compact import Compact
 from shared.model import load_checkpoint, published
 from shared.problems import Hidden, Problem
 from shared.sandbox import FunctionRun, connect
@@ -108,18 +108,11 @@ class Practice:
         self.sampler.stop()
         self.functions.close_sync()
 
-    def fits(self, problem: Problem) -> bool:
-        try:
-            return (
-                len(self.format.prompt(problem, problem.files)) + self.sampling.max_completion_tokens
-                <= self.format.context
-            )
-        except FormatError:
-            return False
-
     def problems(self, pack: Path, split: str, kinds: frozenset[str] = frozenset()) -> list[Pair]:
         """In a fixed random order. `kinds` of bugs; empty: all."""
-        pairs = [p for p in packs.problems(pack, split) if self.fits(p[0]) and (not kinds or p[1].bug in kinds)]
+        room = self.sampling.max_completion_tokens
+        known = packs.problems(pack, split)
+        pairs = [p for p in known if self.format.fits(p[0], room) and (not kinds or p[1].bug in kinds)]
         random.Random(0).shuffle(pairs)
         return pairs
 

@@ -5,6 +5,7 @@ Servers are private ones, started for the measurement and removed afterwards (in
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from infra.servers import fleet
 from infra.servers import state as servers
+from shared.bus import Bus
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
 
@@ -48,3 +50,16 @@ def kill(folder: Path, name: str) -> None:
         process.kill()
         process.wait(30)
     fleet.up([name], folder)
+
+
+async def unread(bus: Bus, topic: Topic, group: str, wanted: set[str], within_s: float) -> set[str]:
+    """Those of `wanted` that a new `group` has not been given when it has them all, or after `within_s`."""
+    missing = set(wanted)
+    deliveries = bus.deliveries([topic], group, 256)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while missing:
+                delivery = await anext(deliveries)
+                missing.discard(delivery.message.what)
+                delivery.done()
+    return missing

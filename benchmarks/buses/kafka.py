@@ -13,7 +13,7 @@ from pathlib import Path
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 
-from benchmarks.buses import kill, message, topic
+from benchmarks.buses import kill, message, topic, unread
 from shared.bus import Bus, BusUnavailable, connect
 from shared.bus.assignment import partition_of
 from shared.bus.kafka_cluster import Cluster
@@ -263,17 +263,7 @@ def lost_at_kill(folder: Path, url: str, count: int) -> int:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(kill, folder, "kafka")
             await publishing
-            missing = set(durable)
-            deliveries = bus.deliveries([to], f"g.{uuid.uuid4().hex[:8]}", 256)
-            try:
-                async with asyncio.timeout(WITHIN_S):
-                    while missing:
-                        delivery = await anext(deliveries)
-                        missing.discard(delivery.message.what)
-                        delivery.done()
-            except TimeoutError:
-                pass
-            return len(missing)
+            return len(await unread(bus, to, f"g.{uuid.uuid4().hex[:8]}", durable, WITHIN_S))
         finally:
             await bus.close()
 

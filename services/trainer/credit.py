@@ -67,10 +67,10 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
         if (segment.loss_mask & ~told).any():
             turns.setdefault(UNTOLD, [])
     result: dict[int, float] = {}
-    changes = 0  # by later turns
+    changes, last = 0, max(turns, default=UNTOLD)  # changes: by later turns
     for number in sorted(turns, reverse=True):
         spans = turns[number]
-        unfinished = number == max(turns) and trajectory.stop is StopReason.context_full
+        unfinished = number == last and trajectory.stop is StopReason.context_full
         faults = {span.fault for span in spans if span.fault}
         if unfinished or not all(span.ok for span in spans):
             faults.add("endless" if unfinished else "broken")

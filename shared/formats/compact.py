@@ -139,6 +139,13 @@ class Compact:
             raise FormatError(f"problem {problem.id}: a prompt of {len(ids)} tokens; the context holds {self.context}")
         return ids
 
+    def fits(self, problem: Problem, room: int) -> bool:
+        """Whether the problem can be written, with `room` tokens of the context left for the attempt."""
+        try:
+            return len(self.prompt(problem, problem.files)) + room <= self.context
+        except FormatError:
+            return False
+
     def observation(self, observation: Observation) -> list[int]:
         if observation.error:
             return [self.obs, self.broken, self.end]

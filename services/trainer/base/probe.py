@@ -16,7 +16,7 @@ from services.trainer.base import pack as packs
 from services.trainer.base.decode import LockStep
 from services.trainer.base.traces import verdict
 from shared.formats import Observation, Tool
-from shared.formats.compact import Compact, FormatError
+from shared.formats.compact import Compact
 from shared.formats.edits import EditError, Workspace
 from shared.model import load_checkpoint
 from shared.problems import Case, Hidden, Problem, values
@@ -67,7 +67,7 @@ def probe(
     if split == "held_out":
         raise ValueError("split: found 'held_out'; development figures come from dev")
     model, format = load_checkpoint(checkpoint), Compact.load(checkpoint)
-    pairs = [pair for pair in packs.problems(pack, split) if _fits(pair[0], format)]
+    pairs = [pair for pair in packs.problems(pack, split) if format.fits(pair[0], ROOM)]
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
     pairs = [pairs[i] for i in order[:count]]
     sampler = torch.Generator().manual_seed(seed)
@@ -79,13 +79,6 @@ def probe(
         return _figures(sessions, samples, functions, kinds)
     finally:
         functions.close_sync()
-
-
-def _fits(problem: Problem, format: Compact) -> bool:
-    try:
-        return len(format.prompt(problem, problem.files)) + ROOM <= format.context
-    except FormatError:
-        return False
 
 
 def _chunks(items: Sequence, size: int):
