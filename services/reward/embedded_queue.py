@@ -16,7 +16,10 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import sqlalchemy as original
 from sqlalchemy import create_engine, event, text
 
+from shared.sqlite import write_ahead
+
 POLL_S = 0.05
+BUSY_S = 30.0  # how long a worker waits for another one's write
 _ALIAS = "etude-embedded"
 TRANSPORT_ALIASES[_ALIAS] = f"{__name__}:Transport"
 
@@ -40,11 +43,11 @@ def broker_url(url: str) -> str:
 
 class Channel(original.Channel):
     def _engine_from_config(self) -> Any:
-        engine = create_engine(self.connection.client.hostname, connect_args={"timeout": 30.0})
+        engine = create_engine(self.connection.client.hostname, connect_args={"timeout": BUSY_S})
 
         @event.listens_for(engine, "connect")
         def _prepare(connection: Any, _: Any) -> None:
-            connection.execute("PRAGMA journal_mode = WAL")
+            write_ahead(connection, BUSY_S)
             connection.execute("PRAGMA synchronous = OFF")
 
         return engine

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.contracts.topics import Topic
+from shared.sqlite import write_ahead
 
 SCHEMA_VERSION = 1
 BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
@@ -81,20 +82,15 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        deadline = time.monotonic() + BUSY_S
-        while True:  # the switch to WAL and the first schema do not wait for the busy timeout
-            try:
-                self._prepare(fsync)
-                break
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    self._db.close()
-                    raise
-                time.sleep(0.02)
+        try:
+            write_ahead(self._db, BUSY_S)
+            self._prepare(fsync)
+        except sqlite3.Error:
+            self._db.close()
+            raise
         self._place = place()
 
     def _prepare(self, fsync: bool) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
         with self.write():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()

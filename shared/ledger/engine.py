@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 
+from shared.sqlite import write_ahead
+
 CONNECT_S = 10  # an address where nobody answers must not hold a service for minutes
 BUSY_S = 30.0  # how long a SQLite writer waits for another one; transactions here take milliseconds
 
@@ -64,9 +66,9 @@ def _sqlite(url: URL, read_only: bool) -> Engine:
     )
 
     def prepare(connection: Any, _: Any) -> None:
-        cursor = connection.cursor()
         if not read_only:
-            cursor.execute("PRAGMA journal_mode=WAL")
+            write_ahead(connection, BUSY_S)
+        cursor = connection.cursor()
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         if read_only:
