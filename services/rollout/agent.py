@@ -89,7 +89,8 @@ class Agent:
 
     async def step(self) -> None:
         """One turn: a generation, its calls, one observation."""
-        generation, self.fault = await self.ask(), ""
+        generation = await self.ask()
+        self.fault = "endless" if generation.finish == "length" else ""
         actions = self.format.actions(generation.tokens)
         observation, worked = Observation(Tool.submit, error="" if actions else "no call"), 0
         try:
@@ -166,7 +167,9 @@ class Agent:
         self.observe(self.format.summary_request(), role="prompt", tool=Tool.summary)
         generation = await self.ask()
         tokens = generation.tokens
-        self.recorder.sampled(generation, [Part(0, len(tokens), "summary", Tool.summary)], self.spent["turns"])
+        fault = "endless" if generation.finish == "length" else ""
+        parts = [Part(0, len(tokens), "summary", Tool.summary)]
+        self.recorder.sampled(generation, parts, self.spent["turns"], fault=fault)
         self.spent["thinking_tokens"] += len(tokens)
         self.spent["summaries"] += 1
         if generation.finish == "length":

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from services.trainer.loss import advantages
-from shared.contracts.messages import StopReason
 from shared.contracts.run import Credit
 from shared.contracts.trajectory import Span, Trajectory
 
@@ -67,13 +66,12 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
         if (segment.loss_mask & ~told).any():
             turns.setdefault(UNTOLD, [])
     result: dict[int, float] = {}
-    changes, last = 0, max(turns, default=UNTOLD)  # changes: by later turns
+    changes = 0  # by later turns
     for number in sorted(turns, reverse=True):
         spans = turns[number]
-        unfinished = number == last and trajectory.stop is StopReason.context_full
         faults = {span.fault for span in spans if span.fault}
-        if unfinished or not all(span.ok for span in spans):
-            faults.add("endless" if unfinished else "broken")
+        if "endless" not in faults and not all(span.ok for span in spans):
+            faults.add("broken")
         lost = sum(credit.faults.get(fault, 0.0) for fault in faults)
         result[number] = reward * credit.discount**changes - lost
         changes += any(span.tool in CHANGING and span.ok for span in spans)

@@ -37,7 +37,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = ""  # edit, test, submit, …
     ok: bool = True  # False: the call was broken
     passed: bool = False  # output of a test: nothing failed
-    # Of a sampled turn. repeated: it tested files that had failed; gave_up: it submitted files that had.
+    # Of a sampled turn. repeated: it tested files that had failed; gave_up: it submitted files that had;
+    # endless: the budget ended it.
     fault: str = ""
 
 

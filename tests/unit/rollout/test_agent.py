@@ -142,6 +142,7 @@ def test_what_is_submitted_at_a_cap_is_the_work_as_it_is(compact: Compact) -> No
     assert run(edits) is StopReason.turn_limit
     budget = agent(compact, [*edit(compact), compact.test, *[7] * 99], max_completion_tokens=len(edit(compact)) + 1)
     assert run(budget) is StopReason.context_full
+    assert budget.recorder.segments()[0].spans[-1].fault == "endless"
     for made in (turns, edits, budget):
         assert made.workspace.files == {"f.py": FIXED}
         assert made.recorder.segments()

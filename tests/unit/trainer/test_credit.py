@@ -12,12 +12,12 @@ from shared.contracts.messages import AttemptKey, Effort, StopReason
 from shared.contracts.run import Credit
 from shared.contracts.trajectory import Segment, Span, Trajectory
 
-EDIT, SUBMIT, BROKEN, AGAIN, GIVE_UP = "edit", "submit", "broken", "again", "give up"
-FAULTS = {AGAIN: "repeated", GIVE_UP: "gave_up"}
+EDIT, SUBMIT, BROKEN, AGAIN, GIVE_UP, CUT = "edit", "submit", "broken", "again", "give up", "cut"
+FAULTS = {AGAIN: "repeated", GIVE_UP: "gave_up", CUT: "endless"}
 PROMPT, CALL, ANSWER = 3, 2, 2  # tokens
 
 
-def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = True) -> Trajectory:
+def attempt(*turns: str, spans: bool = True) -> Trajectory:
     """One segment: a prompt, then per turn a call of two tokens and an answer of two."""
     length = PROMPT + len(turns) * (CALL + ANSWER)
     mask, told = np.zeros(length, bool), [Span(start=0, end=PROMPT, role="prompt")]
@@ -32,7 +32,7 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
                 role=role,
                 turn=i + 1,
                 tool=tool,
-                ok=turn != BROKEN,
+                ok=turn not in (BROKEN, CUT),
                 fault=FAULTS.get(turn, ""),
             )
         )
@@ -42,7 +42,7 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
                 end=start + CALL + ANSWER,
                 role="tool_output",
                 turn=i + 1,
-                passed=following == SUBMIT,
+                passed=following in (SUBMIT, CUT),
             )
         )
     segment = Segment(
@@ -54,7 +54,7 @@ def attempt(*turns: str, stop: StopReason = StopReason.submitted, spans: bool = 
         spans=told if spans else [],
     )
     key = AttemptKey(attempt="a", epoch=0, group="g", problem="p", index=0)
-    return Trajectory(key=key, stop=stop, temperature=1.0, effort=Effort(), segments=[segment])
+    return Trajectory(key=key, stop=StopReason.submitted, temperature=1.0, effort=Effort(), segments=[segment])
 
 
 def per_turn(row: np.ndarray) -> list[float]:
@@ -80,8 +80,7 @@ def test_broken_and_repeated_turns_lose_whatever_comes_of_the_attempt() -> None:
 
 def test_a_generation_without_end_is_a_fault() -> None:
     """Else a policy that never ends a call would break none."""
-    cut = attempt(EDIT, EDIT, stop=StopReason.context_full)
-    assert credit.turn_returns(cut, 0.0, TURN) == {1: 0.0, 2: -0.75}
+    assert credit.turn_returns(attempt(EDIT, CUT), 0.0, TURN) == {1: 0.0, 2: -0.75}
 
 
 def test_a_group_in_which_nothing_was_earned_is_left_out() -> None:
@@ -129,6 +128,5 @@ def test_what_was_recorded_without_spans_is_one_turn() -> None:
 
 def test_rambling_on_after_a_test_that_passed_is_worse_than_submitting() -> None:
     """What a turn is compared with must not depend on what it does."""
-    ramble = attempt(EDIT, SUBMIT, stop=StopReason.context_full)
-    (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), ramble], [1.0, 1.0], TURN)
+    (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), attempt(EDIT, CUT)], [1.0, 1.0], TURN)
     assert per_turn(submitted)[1] > 0 > per_turn(rambled)[1]
