@@ -19,8 +19,9 @@ image() { # image NAME [FILE …]: etude-local/NAME from the folder of that name
   local name=$1 context=$cache/context/$1
   rm -rf "$context" && mkdir -p "$context" && cp -r "$here/$name/." "$context"
   [ $# -eq 1 ] || cp -r "${@:2}" "$context"
-  docker build -q -t "etude-local/${name/python/python:3.11}" "$context" >/dev/null && echo "image etude-local/$name"
+  docker build -q -t "etude-local/${name/python/python:3.11}" "$context" >/dev/null
   rm -rf "$context"
+  echo "image etude-local/$name"
 }
 
 tools() { # docker compose as a plugin; the servers that are Go programs
