@@ -27,7 +27,9 @@ from shared.contracts.trajectory import Segment, Span, Trajectory, pack
 from shared.telemetry import Health
 from tests.unit.console.conftest import RUN, World, world
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: the extra `test` has it")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="no playwright here: install playwright, axe-playwright-python"
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["world"]  # a fixture
