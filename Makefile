@@ -5,8 +5,9 @@ DEMO ?=
 BASE ?=
 PYTEST ?=
 CHAOS ?=
+REHEARSE ?=
 
-.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images reference base pack bench \
+.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images rehearse reference base pack bench \
         lock clean
 
 help:            ## this list
@@ -51,6 +52,9 @@ chart: setup     ## lint and render the Helm chart, validate it against Kubernet
 
 images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
 	@infra/docker/local/build.sh
+
+rehearse: setup  ## a run in docker compose: scaled, every container killed, audited, dashboards asked; REHEARSE="--kill none"
+	@$(BIN)/python -m tests.compose $(REHEARSE)
 
 reference: setup ## write dashboards and reference pages anew from the code
 	@$(BIN)/python -m infra.generate

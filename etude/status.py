@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
+
+
+def _gone(url: str) -> bool:
+    """Nobody has that name any more: a container that was killed and replaced leaves its file behind."""
+    try:
+        socket.getaddrinfo(urlsplit(url).hostname, None)
+    except socket.gaierror:
+        return True
+    return False
 
 
 def _get(url: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
@@ -45,6 +56,8 @@ def collect(state: Path) -> list[dict[str, Any]]:
         row["url"] = endpoint["url"] if endpoint else ""
         if endpoint and (answer := _get(endpoint["url"] + "/readyz")) is not None:
             row["state"], row["waits"] = ("ready" if answer.get("ready") else "waiting"), answer.get("waits", [])
+        elif endpoint and name not in supervised and _gone(endpoint["url"]):
+            continue
         elif child.get("pid"):
             row["state"] = "silent" if endpoint else "starting"
         else:

@@ -2,8 +2,8 @@
 
     python -m infra.helm.check
 
-Needs Go: helm and kubeconform are built from their modules into `.cache/tools` (minutes, once). Kubernetes' schemas come from
-a Python package, KEDA's from its module: nothing is fetched while the check runs.
+Needs Go: helm and kubeconform are built from their modules into `~/.cache/etude/tools` (minutes, once). Kubernetes' schemas
+come from a Python package, KEDA's from its module: nothing is fetched while the check runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 
 import yaml
 
+from infra.servers import CACHE
 from infra.setup import uv
 
 CHART = Path(__file__).resolve().parent
-TOOLS = CHART.parent.parent / ".cache" / "tools"
+TOOLS = CACHE / "tools"
 GO_TOOLS = {
     "helm": "helm.sh/helm/v3/cmd/helm@v3.18.6",
     "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0",
@@ -47,7 +48,7 @@ def run(*command: str | Path, quiet: bool = True) -> str:
 
 def build_tools() -> None:
     if not shutil.which("go"):
-        sys.exit("go is not on the PATH; install Go 1.24 or newer, or put helm and kubeconform into .cache/tools")
+        sys.exit(f"go is not on the PATH; install Go 1.24 or newer, or put helm and kubeconform into {TOOLS}")
     TOOLS.mkdir(parents=True, exist_ok=True)
     for name, module in GO_TOOLS.items():
         if not (TOOLS / name).exists():

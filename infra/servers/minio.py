@@ -26,17 +26,19 @@ class Minio:
     name = "minio"
     ports = 1
 
+    program = CACHE / f"minio-{VERSION.rpartition('-')[2]}"  # there after `install`
+
     def install(self) -> str:
-        self._path = CACHE / f"minio-{VERSION.rpartition('-')[2]}"
-        if not self._path.exists():
-            _build(self._path)
+        if not self.program.exists():
+            self.program.parent.mkdir(parents=True, exist_ok=True)
+            _build(self.program)
         return RELEASED
 
     def prepare(self, place: Place) -> None:
         place.data.mkdir(exist_ok=True)
 
     def launch(self, place: Place) -> Launch:
-        arguments = [str(self._path), "server", "--quiet", "--address", f"127.0.0.1:{place.port}"]
+        arguments = [str(self.program), "server", "--quiet", "--address", f"127.0.0.1:{place.port}"]
         variables = {
             "MINIO_ROOT_USER": USER,
             "MINIO_ROOT_PASSWORD": place.secret,

@@ -44,7 +44,8 @@ def endpoints(state: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neighbour:
+async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neighbour | None:
+    """None: nobody has that name any more. A container that was killed and replaced leaves its file behind."""
     state, waits = "silent", ()
     try:
         async with session.get(
@@ -53,6 +54,8 @@ async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neigh
             body = await answer.json(content_type=None)
             state = "ready" if body["ready"] else "waiting"
             waits = tuple(Wait(str(w["waits_on"]), float(w["seconds"])) for w in body["waits"])
+    except aiohttp.ClientConnectorDNSError:
+        return None
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
         pass
     return Neighbour(
@@ -63,4 +66,5 @@ async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neigh
 async def survey(session: aiohttp.ClientSession, state: Path) -> list[Neighbour]:
     """All of them, asked at the same time."""
     found = await asyncio.to_thread(lambda: list(endpoints(state)))
-    return list(await asyncio.gather(*[ask(session, endpoint) for endpoint in found]))
+    answers = await asyncio.gather(*[ask(session, endpoint) for endpoint in found])
+    return [neighbour for neighbour in answers if neighbour]

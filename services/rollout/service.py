@@ -143,6 +143,7 @@ class Worker:
             known.drop()
         held = self.held[key.attempt] = Held(request)
         metrics.RUNNING.labels(request.run).inc()
+        metrics.ENGINE_RETRIES.labels(request.run)  # 0, not nothing, while none is needed
         try:
             prepared = await self._prepare(request, delivery)
             if prepared is None:

@@ -35,6 +35,21 @@ FIGURES = (
 )  # fmt: skip
 
 
+def begin(run: str, incarnation: int, serial: int) -> None:
+    """Counters of rare things begin at 0: one that is born with its first event shows no increase."""
+    INCARNATION.labels(run).set(incarnation)
+    SERIAL.labels(run).set(serial)
+    for counter in (REPEATED, QUARANTINED):
+        counter.labels(run)
+
+
+def forget(run: str) -> None:
+    """What this process knew of the state of a run that it has left: nobody would ever change it again, and alerts would
+    go on comparing with it. Counters stay."""
+    for gauge in (SERIAL, INCARNATION, IN_HAND, FIGURE, AGE):
+        gauge.remove_by_labels({"run": run})
+
+
 def note_step(message: StepCommitted) -> None:
     run, figures = message.run, message.metrics
     STEPS.labels(run).inc()

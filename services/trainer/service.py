@@ -181,8 +181,7 @@ class Service:
 
         training: TrainingRun = await self._in_thread(build)
         await self._announce(training.opening)
-        metrics.INCARNATION.labels(run).set(training.mine.incarnation)
-        metrics.SERIAL.labels(run).set(training.serial)
+        metrics.begin(run, training.mine.incarnation, training.serial)
         log.info(
             "incarnation_started", incarnation=training.mine.incarnation, step=training.step, serial=training.serial
         )
@@ -228,6 +227,7 @@ class Service:
             hand.close()
             self.hand = self.training = None
             self.acknowledged.clear()
+            metrics.forget(run)
 
     async def _step(self, training: TrainingRun, batch: list[samples.Sample]) -> None:
         result: Advance = await self._in_thread(training.advance, batch)

@@ -34,6 +34,7 @@ ANSWERS = Counter(
     "Deliveries to members of a group that were answered: done, retried or buried.",
     ["topic", "group", "answer"],
 )
+KINDS = ("done", "retried", "buried")
 
 
 class Holder(Protocol):
@@ -65,6 +66,8 @@ def watch(holder: Holder, group: str | None) -> None:
 def taken(topic: str, group: str | None, headers: Mapping[str, str]) -> None:
     """Clocks of two machines may differ: an age below zero counts as zero. A message without a time has none."""
     if group is not None:
+        for answer in KINDS:  # begin at 0: a counter that is born with its first event shows no increase
+            ANSWERS.labels(topic, group, answer)
         with contextlib.suppress(KeyError, ValueError):
             AGE.labels(topic, group).observe(max(0.0, time.time() - float(headers[TIME_HEADER])))
 

@@ -1,48 +1,78 @@
 #!/bin/bash
-# build.sh [tools|base|servers|etude|all]: every image of docker-compose.yml without an image registry, from Debian packages,
-# Go modules, Maven artefacts and Python packages. Needs root, docker, debootstrap, go, mvn. Afterwards:
-#   docker compose -f docker-compose.yml -f infra/docker/local/compose.yml up --wait
-# Images that exist already are kept; FORCE=1 makes them anew.
+# build.sh [tools|base|servers|etude|all]: every image of docker-compose.yml but Grafana's, without an image registry: from
+# Debian packages, Go modules, Maven artefacts and Python packages. Needs root, docker, debootstrap, go, mvn, python3.
+# What is built or fetched lies in ~/.cache/etude, outside the tree; what exists is not made again. FORCE=1: base images too.
 set -euo pipefail
-cd "$(dirname "$0")"
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+cache=$HOME/.cache/etude/images
 export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} # the classic builder needs no plugin
 exporter=github.com/danielqsj/kafka_exporter@v1.9.0
 
+need() {
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null || { echo "$tool is not on the PATH (docker.io, debootstrap, maven, golang: see docs/operations.md)" >&2; exit 1; }
+  done
+}
 have() { [ -z "${FORCE:-}" ] && docker image inspect "$1" >/dev/null 2>&1; }
-build() { have "etude-local/$1" || { docker build -q -t "etude-local/$1" "${@:3}" "$2" >/dev/null && echo "built etude-local/$1"; }; }
+image() { # image NAME [FILE …]: etude-local/NAME from the folder of that name and the files beside its Dockerfile
+  local name=$1 context=$cache/context/$1
+  rm -rf "$context" && mkdir -p "$context" && cp -r "$here/$name/." "$context"
+  [ $# -eq 1 ] || cp -r "${@:2}" "$context"
+  docker build -q -t "etude-local/${name/python/python:3.11}" "$context" >/dev/null
+  rm -rf "$context"
+  echo "image etude-local/$name"
+}
 
-tools() { # docker compose as a plugin, and the servers that are Go programs; pinned by tools/go.mod and tools/go.sum
-  local compose minio commit date
-  compose=$(cd tools && go list -m -f '{{.Version}}' github.com/docker/compose/v2)
-  minio=$(cd tools && go list -m -f '{{.Version}}' github.com/minio/minio) # v0.0.0-YYYYMMDDhhmmss-commit: no release tag resolves
-  commit=${minio##*-} date=${minio#*-} date=${date%-*}
-  date="${date:0:4}-${date:4:2}-${date:6:2}T${date:8:2}-${date:10:2}-${date:12:2}Z"
-  mkdir -p bin
-  (cd tools
-   go build -trimpath -ldflags "-s -w -X github.com/docker/compose/v2/internal.Version=$compose" \
-      -o ../bin/docker-compose github.com/docker/compose/v2/cmd
-   local package=github.com/minio/minio/cmd
-   go build -trimpath -ldflags "-s -w -X $package.ReleaseTag=DEVELOPMENT.$date -X $package.CommitID=$commit \
-      -X $package.ShortCommitID=$commit" -o ../bin/minio github.com/minio/minio)
-  GOBIN="$PWD/bin" CGO_ENABLED=0 go install -trimpath -ldflags "-s -w" "$exporter"
-  install -D bin/docker-compose "${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins/docker-compose"
+tools() { # docker compose as a plugin; the servers that are Go programs
+  need go
+  mkdir -p "$cache"
+  local version
+  version=$(cd "$here/tools" && go list -m -f '{{.Version}}' github.com/docker/compose/v2)
+  if ! [ -x "$cache/docker-compose-$version" ]; then
+    echo "building docker compose $version"
+    (cd "$here/tools" && go build -trimpath -ldflags "-s -w -X github.com/docker/compose/v2/internal.Version=$version" \
+      -o "$cache/docker-compose-$version" github.com/docker/compose/v2/cmd)
+  fi
+  install -D "$cache/docker-compose-$version" "${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins/docker-compose"
+  GOBIN="$cache" CGO_ENABLED=0 go install -trimpath -ldflags "-s -w" "$exporter"
+  minio >/dev/null
+}
+minio() { # the path of the program, which the servers of the tests share
+  (cd "$root" && python3 -c 'import sys; from infra.servers.minio import Minio; sys.stdout, out = sys.stderr, sys.stdout
+server = Minio(); server.install(); print(server.program, file=out)')
 }
 base() {
-  have etude-local/debian:bookworm || ./mkbase.sh bookworm etude-local/debian:bookworm
-  have etude-local/debian:trixie || ./mkbase.sh trixie etude-local/debian:trixie # PostgreSQL 17 is in trixie
-  build python:3.11 python
+  need debootstrap
+  have etude-local/debian:bookworm || "$here/mkbase.sh" bookworm etude-local/debian:bookworm
+  have etude-local/debian:trixie || "$here/mkbase.sh" trixie etude-local/debian:trixie # PostgreSQL 17 is in trixie
+  image python
 }
 servers() {
-  [ -x bin/minio ] || { echo "bin/minio is missing: run $0 tools first" >&2; exit 1; }
-  mvn -q -B -f kafka/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=libs
-  cp bin/minio minio/minio
-  cp bin/kafka_exporter kafka-exporter/kafka_exporter
-  for name in kafka postgres minio redis prometheus kafka-exporter; do build "$name" "$name"; done
+  need mvn
+  local jars path
+  jars=$cache/kafka-$(sha256sum <"$here/kafka/pom.xml" | cut -c1-12)
+  if ! [ -d "$jars" ]; then
+    rm -rf "$jars.part"
+    mvn -q -B -f "$here/kafka/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$jars.part/libs"
+    mv "$jars.part" "$jars"
+  fi
+  path=$(minio)
+  mkdir -p "$cache/minio" && cp -u "$path" "$cache/minio/minio"
+  image kafka "$jars/libs"
+  image minio "$cache/minio/minio"
+  image kafka-exporter "$cache/kafka_exporter"
+  for name in postgres redis prometheus; do image "$name"; done
 }
-etude() { (cd ../../.. && docker compose -f docker-compose.yml -f infra/docker/local/compose.yml --profile '*' build); }
+etude() {
+  cd "$root"
+  [ -f .env ] || python3 infra/docker/env.py --local
+  docker compose -f docker-compose.yml -f infra/docker/local/compose.yml --profile '*' build
+}
 
+need docker
 case ${1:-all} in
   tools|base|servers|etude) "$1" ;;
   all) tools; base; servers; etude ;;
-  *) sed -n '2,5p' "$0"; exit 2 ;;
+  *) sed -n '2,4p' "$0"; exit 2 ;;
 esac

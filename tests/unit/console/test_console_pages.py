@@ -195,6 +195,8 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
         beside = {"service": "trainer", "name": "trainer-x", "pid": 1, "url": address}
         (tmp_path / "run" / "trainer-x.json").write_text(json.dumps(beside))
         (tmp_path / "run" / "broken.json").write_text("{")
+        gone = {**beside, "name": "rollout-replaced", "url": "http://replaced.invalid:8700"}
+        (tmp_path / "run" / "rollout-replaced.json").write_text(json.dumps(gone))
         process = subprocess.Popen(
             [sys.executable, "-m", "services.console"],
             env={
@@ -217,6 +219,7 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
             assert RUN in page
             assert "trainer-x" in page
             assert "silent" in page
+            assert "rollout-replaced" not in page
             with urlopen(f"{url}/readyz", timeout=10) as answer:
                 assert json.load(answer)["ready"]
         finally:

@@ -15,6 +15,7 @@ import pytest
 
 from etude import supervisor as s
 from etude.demo.prepare import DemoError, own_problems
+from etude.status import collect
 
 
 @pytest.fixture
@@ -113,3 +114,17 @@ def test_a_problem_of_ones_own_is_refused_with_its_line_and_field(tmp_path: Path
     path.write_text(json.dumps(good) + "\n" + json.dumps({**good, "id": "b", "entry": "g"}) + "\n")
     with pytest.raises(DemoError, match=r"line 2: field 'files\[f.py\]': defines no function 'g'"):
         own_problems(path)
+
+
+def test_status_leaves_out_a_replica_whose_machine_is_gone_and_names_one_that_does_not_answer(tmp_path):
+    (tmp_path / "run").mkdir()
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        for name, host in (
+            ("rollout-a", "replaced.invalid:8700"),
+            ("rollout-b", f"127.0.0.1:{closed.getsockname()[1]}"),
+        ):
+            told = {"service": "rollout", "name": name, "pid": 7, "url": f"http://{host}"}
+            (tmp_path / "run" / f"{name}.json").write_text(json.dumps(told))
+        rows = collect(tmp_path)
+    assert [(row["name"], row["state"]) for row in rows] == [("rollout-b", "down")]

@@ -58,18 +58,23 @@ def test_the_example_names_every_variable_and_gives_away_no_secret():
     example = (ROOT / ".env.example").read_text()
     known = set(re.findall(r"^#?([A-Z0-9_]+)=", example, re.MULTILINE))
     assert used <= known
-    assert known - used == {"COMPOSE_PROFILES"}
+    assert known - used == {"COMPOSE_PROFILES", "COMPOSE_FILE"}  # docker compose's own
     for name, value in re.findall(r"^([A-Z0-9_]+)=(.*)$", example, re.MULTILINE):
         assert not value or name == "COMPOSE_PROFILES"
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never_overwritten(tmp_path):
+def environment_writer() -> Any:
     specification = importlib.util.spec_from_file_location("env", ROOT / "infra/docker/env.py")
     assert specification
     assert specification.loader
     env = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(env)
+    return env
+
+
+def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never_overwritten(tmp_path):
+    env = environment_writer()
     first, second = tmp_path / "a", tmp_path / "b"
     for target in (first, second):
         env.write(ROOT / ".env.example", target)
@@ -81,6 +86,15 @@ def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never
     assert first.stat().st_mode & 0o077 == 0
     with pytest.raises(FileExistsError):
         env.write(ROOT / ".env.example", first)
+
+
+def test_an_environment_without_a_registry_names_compose_files_that_exist(tmp_path):
+    text = environment_writer().filled((ROOT / ".env.example").read_text(), local=True)
+    (files,) = re.findall(r"^COMPOSE_FILE=(.+)$", text, re.MULTILINE)
+    assert all((ROOT / name).is_file() for name in files.split(":"))
+    assert not re.search(
+        r"^COMPOSE_FILE=", environment_writer().filled((ROOT / ".env.example").read_text()), re.MULTILINE
+    )
 
 
 def test_ports_are_bound_to_localhost():
