@@ -27,6 +27,7 @@ WORDS = set(
 _TEXT = re.compile(r'"[^"]*"')
 _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"\{([^}]*)\}")
+_PERIOD = re.compile(r"\[[^]]*\]|\boffset\s+\w+")
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -41,7 +42,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 def names(expr: str) -> set[str]:
     """Series that an expression asks for."""
-    bare = _GROUPING.sub(" ", _SELECTOR.sub(" ", re.sub(r"\[[^]]*\]", " ", _TEXT.sub(" ", expr))))
+    bare = _GROUPING.sub(" ", _SELECTOR.sub(" ", _PERIOD.sub(" ", _TEXT.sub(" ", expr))))
     return set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
 
 
