@@ -90,7 +90,6 @@ class Agent:
     async def step(self) -> None:
         """One turn: a generation, its calls, one observation."""
         generation = await self.ask()
-        self.fault = "endless" if generation.finish == "length" else ""
         actions = self.format.actions(generation.tokens)
         observation, worked = Observation(Tool.submit, error="" if actions else "no call"), 0
         try:
@@ -115,7 +114,7 @@ class Agent:
             await self.summarise()
 
     async def ask(self) -> Generation:
-        """One generation within what is left of the budget."""
+        """One generation within what is left of the budget: it opens a turn, without fault unless it is cut."""
         if self.spent["turns"] >= self.sampling.max_turns:
             raise TurnLimit
         left = self.sampling.max_completion_tokens - self.context_tokens
@@ -124,6 +123,7 @@ class Agent:
         self.spent["turns"] += 1
         generation = await self.model.generate(self.recorder.context, max_new_tokens=room, first_row=self.recorder.rows)
         self.context_tokens += len(generation.tokens)
+        self.fault = "endless" if generation.finish == "length" else ""
         return generation
 
     async def execute(self, action: Action) -> Observation:
@@ -167,9 +167,8 @@ class Agent:
         self.observe(self.format.summary_request(), role="prompt", tool=Tool.summary)
         generation = await self.ask()
         tokens = generation.tokens
-        fault = "endless" if generation.finish == "length" else ""
         parts = [Part(0, len(tokens), "summary", Tool.summary)]
-        self.recorder.sampled(generation, parts, self.spent["turns"], fault=fault)
+        self.recorder.sampled(generation, parts, self.spent["turns"], fault=self.fault)
         self.spent["thinking_tokens"] += len(tokens)
         self.spent["summaries"] += 1
         if generation.finish == "length":

@@ -6,6 +6,7 @@ Only members of a group count: who reads a topic from its start reads messages o
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Mapping
 from typing import Protocol
@@ -66,10 +67,16 @@ def watch(holder: Holder, group: str | None) -> None:
 def taken(topic: str, group: str | None, headers: Mapping[str, str]) -> None:
     """Clocks of two machines may differ: an age below zero counts as zero. A message without a time has none."""
     if group is not None:
-        for answer in KINDS:  # begin at 0: a counter that is born with its first event shows no increase
-            ANSWERS.labels(topic, group, answer)
+        _begin(topic, group)
         with contextlib.suppress(KeyError, ValueError):
             AGE.labels(topic, group).observe(max(0.0, time.time() - float(headers[TIME_HEADER])))
+
+
+@functools.cache
+def _begin(topic: str, group: str) -> None:
+    """Answers begin at 0: a counter that is born with its first event shows no increase."""
+    for answer in KINDS:
+        ANSWERS.labels(topic, group, answer)
 
 
 def answered(topic: str, group: str | None, answer: str) -> None:

@@ -162,7 +162,7 @@ def test_a_reader_sees_one_snapshot_and_cannot_write(kind: str, tmp_path: Path) 
 def test_two_processes_may_migrate_at_once(kind: str, tmp_path: Path) -> None:
     with ledger_url(kind, tmp_path) as url:
         engines = [ledger.connect(url) for _ in range(8)]
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(len(engines)) as pool:
             list(pool.map(ledger.upgrade, engines))
         for engine in engines:
             ledger.require_current(engine)

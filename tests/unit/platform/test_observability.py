@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from etude.supervisor import SERVICES
 from infra import declared
 from infra.generate import DASHBOARDS, files
+from infra.grafana import check
 from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,16 +28,6 @@ _TEXT = re.compile(r'"[^"]*"')
 _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"\{([^}]*)\}")
 _PERIOD = re.compile(r"\[[^]]*\]|\boffset\s+\w+")
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    for name, dashboard in DASHBOARDS.items():
-        for one in dashboard.panels():
-            for query in one.queries:
-                yield f"{name}: {one.title}", query.expr
-    for group in ALERTS["groups"]:
-        for rule in group["rules"]:
-            yield f"alert {rule['alert']}", rule["expr"]
 
 
 def names(expr: str) -> set[str]:
@@ -55,7 +45,7 @@ def labels(expr: str) -> set[str]:
     return (grouped | selected) - {""}
 
 
-CASES = sorted(set(expressions()))
+CASES = sorted({(asked.where, asked.expr) for asked in check.expressions()})
 
 
 @pytest.mark.parametrize(("where", "expr"), CASES)
@@ -69,11 +59,7 @@ def test_an_expression_asks_for_what_the_code_declares(where, expr):
 
 def test_a_figure_of_a_step_is_one_that_the_trainer_gives():
     figures = set(declared.literal("services.trainer.metrics", "FIGURES"))
-    used = {
-        name
-        for _, expr in expressions()
-        for name in re.findall(r'etude_trainer_step_figure\{[^}]*\bname="(\w+)"', expr)
-    }
+    used = {name for _, expr in CASES for name in re.findall(r'etude_trainer_step_figure\{[^}]*\bname="(\w+)"', expr)}
     assert used
     assert used <= figures
 
