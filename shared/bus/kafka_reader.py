@@ -2,7 +2,8 @@
 
 Invariants
 - Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
-  partitions, so that the consumer stays in its group while nothing is read.
+  partitions, so that the consumer stays in its group while nothing is read. So does a group that takes no commits for
+  longer than a moment: what is read meanwhile would all come again, should this member be left out of the next assignment.
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
@@ -34,6 +35,7 @@ COMMIT_EVERY_S = 0.1
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
+UNCOMMITTED_S = 0.5  # a rebalance in which all answer is shorter
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
 PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
@@ -74,6 +76,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._grace_s = REVOKE_GRACE_S
         self._paused: bool | None = False
         self._next_commit = 0.0
+        self._refused_since: float | None = None  # commits: the group is between two assignments
         self._back_off_s = BACK_OFF_S
         self._flushes: list[threading.Event] = []
         self._name = name
@@ -169,7 +172,8 @@ class Reader(AsyncConsumerRebalanceListener):
                     done.set()
             else:
                 self._flushes = flushes + self._flushes
-        room = self.inbox.room()
+        refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
+        room = self.inbox.room() if refused_s < UNCOMMITTED_S else 0
         if (room <= 0) is not self._paused:
             self._paused = room <= 0
             (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
@@ -241,12 +245,14 @@ class Reader(AsyncConsumerRebalanceListener):
     def _commit(self) -> bool:
         """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        refused_since, self._refused_since = self._refused_since, None
         moved = self._moved(list(self._leases))
         if not moved:
             return True
         try:
             self._consumer.commit(moved)
         except RebalanceInProgressError:
+            self._refused_since = refused_since or time.monotonic()
             return False
         except CommitFailedError as error:  # the group went on without us: somebody else reads them again
             log.warning("bus.commit_fenced", group=self.group, error=str(error))

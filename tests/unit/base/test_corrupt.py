@@ -15,7 +15,7 @@ SOURCES = [source for source in own_functions()[::11] if fits(source)]
 
 def test_the_repairs_of_a_denoising_sample_give_the_original_back(compact: Compact) -> None:
     bugs = []
-    for seed, source in enumerate(SOURCES):
+    for seed, source in enumerate(SOURCES * 3):
         sample = denoising_sample(source, compact, random.Random(seed))
         if sample is None:
             continue
