@@ -103,6 +103,7 @@ class Practice:
         self.sampler.start()
         self.functions = connect("bubblewrap", workers=2)
         self.step = 0
+        self.lots = random.Random(0)
 
     def close(self) -> None:
         self.sampler.stop()
@@ -139,7 +140,7 @@ class Practice:
         found: list[TrainSequence] = []
         for number, group in enumerate(groups):
             trajectories = [a.trajectory for a in group]
-            shares = credit.assign(trajectories, [a.reward for a in group], how)
+            shares = credit.assign(trajectories, [a.reward for a in group], how, lot=self.lots.random())
             for trajectory, share in zip(trajectories, shares, strict=True):
                 own = samples.sequences_of(trajectory, None, share, self.model.config)
                 found += [replace(sequence, group=number) for sequence in own]

@@ -6,6 +6,8 @@ shared.formats.Format and sees text only where a tool needs it; what is recorded
 Invariants:
 - Calls of one generation run in order, up to the first that fails: what follows it was written believing that it worked.
 - The last call that ran is answered by one observation, unless the attempt ends with it.
+- A test of files that have failed before is answered from memory and uses up no turn and no edit, `max_turns` times at
+  most: the caps are on what is tried. Its tokens count.
 - At a cap the work is submitted as it is, and scored. Only an InfrastructureError is no outcome.
 """
 
@@ -49,14 +51,16 @@ class Agent:
     workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
     spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
-    failed: set[int] = field(default_factory=set)  # hashes of files that a test objected to, the given ones among them
+    failed: dict[int, Observation | None] = field(default_factory=dict)  # what was said of files that failed, by their hash
+    untested: int = 0  # edits since the last test
+    forgiven: Counter[str] = field(default_factory=Counter)  # turns and edits that only came back to what had failed
     fault: str = ""  # of the present turn (shared.contracts.trajectory.Span)
     context_tokens: int = 0  # sampled and observed, over all segments
     deadline: bool = False  # set before the task is cancelled: submit the work as it is
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(dict(self.problem.files))
-        self.failed.add(_state(self.problem.files))
+        self.failed[_state(self.problem.files)] = None  # the task says so
 
     @property
     def effort(self) -> Effort:
@@ -115,7 +119,7 @@ class Agent:
 
     async def ask(self) -> Generation:
         """One generation within what is left of the budget: it opens a turn, without fault unless it is cut."""
-        if self.spent["turns"] >= self.sampling.max_turns:
+        if self.spent["turns"] - self.forgiven["turns"] >= self.sampling.max_turns:
             raise TurnLimit
         left = self.sampling.max_completion_tokens - self.context_tokens
         if (room := min(left, self.format.context - self.recorder.length)) < 1:
@@ -138,12 +142,13 @@ class Agent:
         if action.tool is Tool.test:
             self.spent["tests"] += 1
             return await self.test()
-        if action.tool is Tool.edit and self.spent["edits"] >= self.sampling.max_edits:
+        if action.tool is Tool.edit and self.spent["edits"] - self.forgiven["edits"] >= self.sampling.max_edits:
             raise TurnLimit
         try:
             if action.tool is Tool.edit:
                 self.workspace = self.workspace.edit(action)
                 self.spent["edits"] += 1
+                self.untested += 1
                 self.first_edit = self.first_edit or self.workspace.files
             elif action.tool is Tool.undo:
                 self.workspace = self.workspace.undo()
@@ -155,11 +160,14 @@ class Agent:
 
     async def test(self) -> Observation:
         state = _state(self.workspace.files)
+        edits, self.untested = self.untested, 0
         if state in self.failed:
             self.fault = "repeated"
-        observation = await self.tests.run(self.problem, self.workspace.files)
+            if self.forgiven["turns"] < self.sampling.max_turns:
+                self.forgiven.update(turns=1, edits=edits)
+        observation = self.failed.get(state) or await self.tests.run(self.problem, self.workspace.files)
         if observation.failing is not None:
-            self.failed.add(state)
+            self.failed[state] = observation
         return observation
 
     async def summarise(self) -> None:

@@ -11,6 +11,9 @@ much that is: nothing where all fail and nothing where all succeed. An explorati
 deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run. A run sees
 a small part of its problems, so the power SHARPNESS makes it the part that teaches most: where a pool is mostly out of
 reach, drawing in plain proportion spends most attempts on groups that fail as a whole.
+
+Mined pools hold many problems of the kinds that are easily made: in ours a quarter are wrong variables, which a small
+policy hardly ever finds. `balanced` therefore makes a category's chance independent of how many problems it has.
 """
 
 from __future__ import annotations
@@ -114,6 +117,11 @@ class Hardness:
         tilt = 1 + TILT * min(1.0, step / TILT_STEPS) * b / n
         weights = (signal + EXPLORATION * deviation) ** SHARPNESS * tilt
         return np.maximum(weights, FLOOR * weights.max())
+
+
+def balanced(weights: np.ndarray, categories: np.ndarray) -> np.ndarray:
+    """Weights divided by the number of problems of the same category. `categories`: int64, one per weight."""
+    return weights / np.bincount(categories)[categories]
 
 
 def _odds(mean: np.ndarray) -> np.ndarray:

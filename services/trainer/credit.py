@@ -10,9 +10,9 @@ same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit
 r is the attempt's reward, c_t how many later turns still changed the files. How a turn began is known before it samples, so
 that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
 All first turns of a group answer one and the same prompt: their mean is the value of that state. Second tries, which succeed
-less often, are compared with each other. A group in which no attempt earned anything could teach its faults alone; it also
-takes the longest to compute, and is left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written:
-A = r - mean r.
+less often, are compared with each other. A group in which no attempt earned anything teaches its faults alone; such groups
+also take the longest to compute, so that only `credit.failed_share` of them do, and the others are left out (all advantages
+0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ UNTOLD = -1  # the turn of sampled tokens that no span covers
 SAMPLED = frozenset({"thinking", "tool_call", "final", "summary"})
 
 
-def assign(trajectories: Sequence[Trajectory], rewards: Sequence[float], credit: Credit) -> list[list[np.ndarray]]:
-    """Advantages float32 [T] per attempt and segment, 0 where nothing was sampled."""
+def assign(
+    trajectories: Sequence[Trajectory], rewards: Sequence[float], credit: Credit, *, lot: float
+) -> list[list[np.ndarray]]:
+    """Advantages float32 [T] per attempt and segment, 0 where nothing was sampled. `lot`: the group's, uniform in [0, 1)."""
     if credit.per == "attempt":
         whole = advantages(rewards)
         return [
             [np.where(s.loss_mask, a, 0.0).astype(np.float32) for s in t.segments]
             for t, a in zip(trajectories, whole, strict=True)
         ]
-    if max(rewards) <= 0:
+    if max(rewards) <= 0 and lot >= credit.failed_share:
         return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
     returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
     beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from services.trainer import credit
 from services.trainer.packing import TrainSequence
@@ -57,7 +58,7 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
             raise Untrainable(f"attempt {member.attempt}: object {error} is missing") from None
         except (ObjectDamaged, ValueError) as error:
             raise Untrainable(f"attempt {member.attempt}: {error}") from None
-    shares = credit.assign(trajectories, rewards, config.credit)
+    shares = credit.assign(trajectories, rewards, config.credit, lot=_lot(ready.group))
     for member, trajectory, rows, share in zip(ready.members, trajectories, routings, shares, strict=True):
         try:
             sequences += sequences_of(trajectory, rows, share, model)
@@ -67,6 +68,11 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
         raise Untrainable("no attempt sampled a token")
     versions = frozenset(int(v) for s in sequences for v in np.unique(s.versions_T[s.sampled_T]))
     return Sample(ready, tuple(sequences), versions)
+
+
+def _lot(group: str) -> float:
+    """Uniform in [0, 1), the same whenever and wherever the group is loaded."""
+    return xxhash.xxh3_64_intdigest(group.encode()) / 2**64
 
 
 def _routing(objects: Objects, trajectory: Trajectory) -> list[np.ndarray] | None:

@@ -28,9 +28,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Plain temperature sampling. top-p, top-k and penalties bias the importance ratios: there is no field for them."""
 
     temperature: float = 1.0  # 0 is greedy, for evaluation only
-    max_completion_tokens: int = 144  # sampled and observed tokens after the prompt, per attempt
-    max_turns: int = 6  # generations per attempt
-    max_edits: int = 4
+    max_completion_tokens: int = 224  # sampled and observed tokens after the prompt, per attempt
+    max_turns: int = 6  # generations per attempt, but for those that only test again what has failed
+    max_edits: int = 4  # likewise
     summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
 
 
@@ -87,6 +87,9 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, float] = msgspec.field(
         default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5, "endless": 0.5}
     )
+    # Share of the groups in which no attempt earned anything that are trained, for their faults alone. Most faults are made
+    # there, so none at all leaves the faults as they are; but they take the longest to compute.
+    failed_share: float = 0.25
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):

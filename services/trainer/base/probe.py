@@ -15,6 +15,7 @@ import torch
 from services.trainer.base import pack as packs
 from services.trainer.base.decode import LockStep
 from services.trainer.base.traces import verdict
+from shared.contracts.run import Sampling
 from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.formats.edits import EditError, Workspace
@@ -22,7 +23,9 @@ from shared.model import load_checkpoint
 from shared.problems import Case, Hidden, Problem, values
 from shared.sandbox import FunctionRun, Functions, Limits, connect
 
-MAX_EDITS, MAX_TURNS, MAX_BROKEN, ROOM = 6, 8, 3, 144  # as in shared.contracts.run.Sampling
+_LIMITS = Sampling()
+MAX_EDITS, MAX_TURNS, ROOM = _LIMITS.max_edits, _LIMITS.max_turns, _LIMITS.max_completion_tokens
+MAX_BROKEN = 3  # as in the agent of a run
 BATCH = 48  # problems in lock-step
 
 
@@ -34,12 +37,23 @@ class Session:
     generation: list[int] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)  # observation tokens to be fed
     first: dict[str, str] | None = None
+    failed: set[str] = field(default_factory=set)  # files that a test objected to, the given ones among them
+    untested: int = 0  # edits since the last test
+    forgiven_turns: int = 0  # they only came back to what had failed
+    forgiven_edits: int = 0
     edits: int = 0
     tests: int = 0
     turns: int = 0
     broken: int = 0
     tokens: int = 0
     end: str = ""
+
+    def __post_init__(self) -> None:
+        self.failed.add(self.state)
+
+    @property
+    def state(self) -> str:
+        return next(iter(self.workspace.files.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,10 @@ def _attempts(model, format: Compact, pairs, samples: int, temperature: float, s
                 s.end = "context_full"
             fed.append(token)
         for s, results in zip(testing, functions.run_sync([_visible(s) for s in testing]), strict=True):
-            s.queue = format.observation(verdict(s.problem, results))
+            said = verdict(s.problem, results)
+            if said.failing is not None:
+                s.failed.add(s.state)
+            s.queue = format.observation(said)
         kept = [row for row, index in enumerate(alive) if not sessions[index].end]
         if len(kept) < len(alive):
             alive = [alive[row] for row in kept]
@@ -132,15 +149,18 @@ def _act(s: Session, format: Compact) -> bool:
                 return False
             if action.tool is Tool.test:
                 s.tests += 1
-                if s.turns >= MAX_TURNS:
+                edits, s.untested = s.untested, 0
+                if s.state in s.failed and s.forgiven_turns < MAX_TURNS:
+                    s.forgiven_turns, s.forgiven_edits = s.forgiven_turns + 1, s.forgiven_edits + edits
+                if s.turns - s.forgiven_turns >= MAX_TURNS:
                     s.end = "turn_limit"
                 return not s.end
             if action.tool is Tool.edit:
-                if s.edits >= MAX_EDITS:
+                if s.edits - s.forgiven_edits >= MAX_EDITS:
                     s.end = "turn_limit"
                     return False
                 s.workspace = s.workspace.edit(action)
-                s.edits += 1
+                s.edits, s.untested = s.edits + 1, s.untested + 1
                 s.first = s.first or s.workspace.files
             elif action.tool is Tool.undo:
                 s.workspace = s.workspace.undo()

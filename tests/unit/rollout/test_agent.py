@@ -51,15 +51,19 @@ class Script:
         )
 
 
-class Tests:
+class VisibleTests:
     """Passes exactly for the fixed file."""
 
+    def __init__(self) -> None:
+        self.runs = 0
+
     async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+        self.runs += 1
         return Observation(Tool.test) if files == {"f.py": FIXED} else Observation(Tool.test, failing=0, got="0")
 
 
 def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int) -> Agent:
-    return Agent(PROBLEM, compact, Script(*completions), Tests(), Sampling(**sampling))  # type: ignore[arg-type]
+    return Agent(PROBLEM, compact, Script(*completions), VisibleTests(), Sampling(**sampling))  # type: ignore[arg-type]
 
 
 def run(made: Agent) -> StopReason:
@@ -148,6 +152,26 @@ def test_what_is_submitted_at_a_cap_is_the_work_as_it_is(compact: Compact) -> No
         assert made.recorder.segments()
 
 
+def test_what_has_failed_before_is_answered_from_memory_and_uses_up_nothing_but_tokens(compact: Compact) -> None:
+    wrong, undo = [*edit(compact, new="*"), compact.test], compact.undo
+    script = [wrong, [undo, *wrong], [undo, *wrong], [undo, *edit(compact), compact.test], [compact.submit]]
+    made = agent(compact, *script, max_turns=3, max_edits=2)
+    assert run(made) is StopReason.submitted
+    assert made.workspace.files == {"f.py": FIXED}
+    assert (made.effort.turns, made.effort.edits, made.effort.tests) == (5, 4, 4)
+    assert made.tests.runs == 2
+    answers = [span for span in made.recorder.segments()[0].spans if span.role == "tool_output"]
+    tokens = made.recorder.segments()[0].tokens
+    first, again, third, passed = (tokens[s.start : s.end].tolist() for s in answers)
+    assert first == again == third != passed
+
+
+def test_a_policy_that_only_repeats_itself_comes_to_an_end(compact: Compact) -> None:
+    made = agent(compact, *[[compact.test]] * 99, max_turns=4, max_completion_tokens=10_000)
+    assert run(made) is StopReason.turn_limit
+    assert made.effort.turns == 8
+
+
 def test_the_budget_counts_observations(compact: Compact) -> None:
     answer = len(compact.observation(Observation(Tool.test, failing=0, got="0")))
     made = agent(compact, [compact.test], [compact.test], max_completion_tokens=1 + answer)
@@ -208,7 +232,7 @@ def test_a_deadline_submits_the_work_and_keeps_what_was_sampled(compact: Compact
 
 def test_a_problem_that_the_format_cannot_write_is_no_outcome(compact: Compact) -> None:
     long = Problem(id="p", files={"f.py": "x = 1\n" * 99}, entry="f", visible=[])
-    made = Agent(long, compact, Script(), Tests(), Sampling())
+    made = Agent(long, compact, Script(), VisibleTests(), Sampling())
     with pytest.raises(InfrastructureError, match="99 lines"):
         run(made)
 

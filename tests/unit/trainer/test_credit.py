@@ -83,21 +83,27 @@ def test_a_generation_without_end_is_a_fault() -> None:
     assert credit.turn_returns(attempt(EDIT, CUT), 0.0, TURN) == {1: 0.0, 2: -0.75}
 
 
-def test_a_group_in_which_nothing_was_earned_is_left_out() -> None:
-    found = credit.assign([attempt(BROKEN, EDIT), attempt(EDIT, GIVE_UP)], [0.0, -0.1], TURN)
-    assert not any(row.any() for (row,) in found)
+def test_of_the_groups_in_which_nothing_was_earned_a_share_teaches_its_faults() -> None:
+    group = [attempt(BROKEN, EDIT), attempt(EDIT, GIVE_UP)]
+    left_out = credit.assign(group, [0.0, -0.1], TURN, lot=TURN.failed_share)
+    assert not any(row.any() for (row,) in left_out)
+    (broke, _), (edited, gave_up) = (
+        per_turn(row) for (row,) in credit.assign(group, [0.0, 0.0], TURN, lot=0.99 * TURN.failed_share)
+    )
+    assert broke < 0 < edited
+    assert gave_up < 0
 
 
 @given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5))
 def test_a_group_that_is_credited_by_turn_sums_to_zero_over_its_turns(drawn: list[tuple[list[str], float]]) -> None:
-    found = credit.assign([attempt(*turns) for turns, _ in drawn], [r for _, r in drawn], TURN)
+    found = credit.assign([attempt(*turns) for turns, _ in drawn], [r for _, r in drawn], TURN, lot=0.0)
     assert abs(sum(sum(per_turn(row)) for (row,) in found)) < 1e-4
 
 
 @given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5), st.booleans())
 def test_credit_by_attempt_is_dr_grpo(drawn: list[tuple[list[str], float]], spans: bool) -> None:
     rewards = [r for _, r in drawn]
-    found = credit.assign([attempt(*turns, spans=spans) for turns, _ in drawn], rewards, Credit(per="attempt"))
+    found = credit.assign([attempt(*turns, spans=spans) for turns, _ in drawn], rewards, Credit(per="attempt"), lot=0.0)
     for (row,), (turns, _), expected in zip(found, drawn, advantages(rewards), strict=True):
         assert per_turn(row) == [expected] * len(turns)
         assert row[:PROMPT].tolist() == [0.0] * PROMPT
@@ -106,7 +112,7 @@ def test_credit_by_attempt_is_dr_grpo(drawn: list[tuple[list[str], float]], span
 
 def test_without_discount_and_losses_equal_attempts_are_dr_grpo_too() -> None:
     plain = Credit(per="turn", discount=1.0, faults={})
-    found = credit.assign([attempt(EDIT, EDIT), attempt(BROKEN, AGAIN)], [1.0, 0.0], plain)
+    found = credit.assign([attempt(EDIT, EDIT), attempt(BROKEN, AGAIN)], [1.0, 0.0], plain, lot=0.0)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5, -0.5]]
 
 
@@ -114,7 +120,7 @@ def test_a_turn_is_compared_with_turns_that_began_alike() -> None:
     """Second tries succeed less often than first ones: that must not count against trying again."""
     myopic = Credit(per="turn", discount=0.0, faults={})
     (first,), (second,), (third,) = credit.assign(
-        [attempt(EDIT, SUBMIT), attempt(EDIT, EDIT, SUBMIT), attempt(EDIT, EDIT)], [1.0, 1.0, 0.0], myopic
+        [attempt(EDIT, SUBMIT), attempt(EDIT, EDIT, SUBMIT), attempt(EDIT, EDIT)], [1.0, 1.0, 0.0], myopic, lot=0.0
     )
     assert np.allclose(per_turn(first), [2 / 3, 0.0])
     assert np.allclose(per_turn(second), [-1 / 3, 0.5, 0.0])
@@ -122,11 +128,11 @@ def test_a_turn_is_compared_with_turns_that_began_alike() -> None:
 
 
 def test_what_was_recorded_without_spans_is_one_turn() -> None:
-    found = credit.assign([attempt(EDIT, EDIT, spans=False), attempt(EDIT, spans=False)], [1.0, 0.0], TURN)
+    found = credit.assign([attempt(EDIT, EDIT, spans=False), attempt(EDIT, spans=False)], [1.0, 0.0], TURN, lot=0.0)
     assert [per_turn(row) for (row,) in found] == [[0.5, 0.5], [-0.5]]
 
 
 def test_rambling_on_after_a_test_that_passed_is_worse_than_submitting() -> None:
     """What a turn is compared with must not depend on what it does."""
-    (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), attempt(EDIT, CUT)], [1.0, 1.0], TURN)
+    (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), attempt(EDIT, CUT)], [1.0, 1.0], TURN, lot=0.0)
     assert per_turn(submitted)[1] > 0 > per_turn(rambled)[1]
