@@ -47,7 +47,8 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
         pack = options.pack or make_pack()
     practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
     base = upload_directory(objects, f"runs/{run}/base", BASE)
-    config = configure(run, options, base, practice, held_out)
+    surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack))
+    config = configure(run, options, base, practice, held_out, surprise)
     return config, store_config(objects, config)
 
 
@@ -62,8 +63,27 @@ def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref
     return refs[0], refs[1]
 
 
+def surprises(pack: Path) -> Path:
+    """How surprising the reference repairs of the practice problems are to the base policy. Cached beside the pack, by what
+    it is computed from."""
+    digest = xxhash.xxh3_64()
+    for path in (BASE / "model.safetensors", *(pack / f"rl.{part}.jsonl.zst" for part in ("public", "hidden"))):
+        digest.update(path.read_bytes())
+    out = pack / f"surprise-{digest.hexdigest()}.json"
+    if not out.exists():
+        command = [sys.executable, "-m", "services.trainer.base", "surprise", "--pack", str(pack), "--out", str(out)]
+        if code := subprocess.run(command).returncode:
+            raise DemoError(f"the surprise of the problems could not be computed (exit code {code}); see above")
+    return out
+
+
 def configure(
-    run: str, options: DemoOptions, base: Ref, practice: tuple[Ref, Ref], held_out: tuple[Ref, Ref]
+    run: str,
+    options: DemoOptions,
+    base: Ref,
+    practice: tuple[Ref, Ref],
+    held_out: tuple[Ref, Ref],
+    surprise: Ref | None = None,
 ) -> RunConfig:
     """All of the recipe on by default; each ablation is one flag."""
     reward = (
@@ -90,6 +110,7 @@ def configure(
         base=base,
         pack=practice[0],
         pack_hidden=practice[1],
+        surprise=surprise,
         eval_pack=held_out[0],
         eval_pack_hidden=held_out[1],
         reward=reward,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
 
 from shared.contracts.messages import Alert, ProblemAdmitted
 from shared.contracts.run import RunConfig
@@ -10,19 +11,30 @@ from shared.problems.schema import Problem
 
 _BATCH_BYTES = 48 * 1024  # of 64 KiB that a message may have
 _PER_PROBLEM = 12  # quotes, brackets and commas around id, category and cell
+# Nats. Narrow where attempts of a group differ most; beyond the last, hardly anything is ever solved.
+BANDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0)
 _EXAMPLES = 20
 _EXAMPLE_CHARS = 400
 
 
-def admitted(config: RunConfig, problems: Sequence[Problem]) -> Iterator[ProblemAdmitted]:
+def category(problem: Problem, nats: float | None) -> str:
+    """What the hardness estimate counts the problem among: its band of surprise, or else the pack's own category."""
+    return problem.category if nats is None else f"surprise/{bisect(BANDS, nats):02d}"
+
+
+def admitted(
+    config: RunConfig, problems: Sequence[Problem], surprise: Mapping[str, float] | None = None
+) -> Iterator[ProblemAdmitted]:
+    """`surprise`: problem id -> nats, for the problems of which it is known."""
     batch: dict[str, tuple[str, str]] = {}
     size = 0
     for problem in problems:
-        own = _PER_PROBLEM + sum(len(text.encode()) for text in (problem.id, problem.category, problem.cell))
+        among = category(problem, (surprise or {}).get(problem.id))
+        own = _PER_PROBLEM + sum(len(text.encode()) for text in (problem.id, among, problem.cell))
         if batch and size + own > _BATCH_BYTES:
             yield _message(config, batch)
             batch, size = {}, 0
-        batch[problem.id] = (problem.category, problem.cell or problem.id)
+        batch[problem.id] = (among, problem.cell or problem.id)
         size += own + (0 if problem.cell else len(problem.id))
     if batch:
         yield _message(config, batch)

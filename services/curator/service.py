@@ -80,7 +80,7 @@ class Curator:
         delivery.done()
 
     async def _admit(self, run: str, ref: Ref) -> None:
-        config, pairs = await asyncio.to_thread(self._load, run, ref)
+        config, pairs, surprise = await asyncio.to_thread(self._load, run, ref)
         alerts: list[Alert] = []
         if await asyncio.to_thread(_made_here, self._config.packs, config):
             passed = [problem for problem, _ in pairs]
@@ -93,7 +93,7 @@ class Curator:
                 alerts.append(admission.refused(run, reasons, len(pairs)))
             if unproven:
                 alerts.append(admission.unproven(run, unproven, len(pairs)))
-        messages = list(admission.admitted(config, passed))
+        messages = list(admission.admitted(config, passed, surprise))
         await self._bus.publish_many(
             [(topics.PROBLEMS_ADMITTED, next(iter(message.problems)), message) for message in messages]
         )
@@ -102,10 +102,15 @@ class Curator:
         PROBLEMS.labels(run, "refused").inc(len(pairs) - len(passed))
         log.info("admitted", run=run, problems=len(passed), refused=len(pairs) - len(passed), batches=len(messages))
 
-    def _load(self, run: str, ref: Ref) -> tuple[RunConfig, list[tuple[Problem, Hidden]]]:
+    def _load(self, run: str, ref: Ref) -> tuple[RunConfig, list[tuple[Problem, Hidden]], dict[str, float]]:
         try:
             config = msgspec.json.decode(self._objects.get(ref), type=RunConfig)
             problems = read_problems(self._objects.get(config.pack))
+            surprise = (
+                msgspec.json.decode(self._objects.get(config.surprise), type=dict[str, float])
+                if config.surprise
+                else {}
+            )
             hidden = {item.id: item for item in read_hidden(self._objects.get(config.pack_hidden))}
         except (ObjectMissing, ObjectDamaged, PackError, msgspec.DecodeError) as error:
             raise Unusable(f"{type(error).__name__}: {error}") from None
@@ -113,7 +118,7 @@ class Curator:
         if orphans or not problems:
             what = f"{len(orphans)} problems have no hidden part, as {orphans[0]!r}" if orphans else "no problems in it"
             raise Unusable(f"pack {config.pack.key}: {what}")
-        return config, [(problem, hidden[problem.id]) for problem in problems]
+        return config, [(problem, hidden[problem.id]) for problem in problems], surprise
 
     async def _gate(self, pairs: list[tuple[Problem, Hidden]]) -> list[gate.Outcome]:
         outcomes: list[gate.Outcome] = []

@@ -49,7 +49,7 @@ class FusedStep:
         self.layers = [_Layer(layer, cache, index) for index, layer in enumerate(model.layers)]
         self.final = _array(model.norm.weight)
         self.eps = model.norm.eps
-        self.scores = np.empty(cache.positions, np.float32)
+        self.scores, self.bits = np.empty(cache.positions, np.float32), np.empty(cache.positions, np.int32)
         self.buffers = _Buffers(model, 0)
         longest = torch.arange(cache.positions)
         cos, sin = model.rotary(longest)
@@ -74,7 +74,7 @@ class FusedStep:
             torch.mm(b.normed_t[:N], layer.qkv, out=b.qkv_t[:N])
             _attend(
                 b.qkv[:N], layer.q_norm, layer.k_norm, self.eps, self.cos, self.sin, rows_N, positions_N,
-                layer.keys, layer.values, self.scores, b.seen[:N],
+                layer.keys, layer.values, self.scores, self.bits, self.bits.view(np.float32), b.seen[:N],
             )  # fmt: skip
             torch.mm(b.seen_t[:N], layer.o, out=b.out_t[:N])
             _add_norm(x, b.out[:N], layer.norm_post, self.eps, normed)
@@ -194,56 +194,102 @@ def _add_norm(x, update, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, keys, values, scores, out):  # type: ignore[no-untyped-def]
-    """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions 0..p."""
+def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, keys, values, scores, bits, powers, out):  # type: ignore[no-untyped-def]
+    """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions 0..p.
+
+    `scores`, `bits` (int32) and `powers` (float32 over the same memory as `bits`) are room for one head's positions."""
     N = len(rows)
     G, D = keys.shape[1], keys.shape[3]
     H = qkv.shape[1] // D - 2 * G
-    half = D // 2
     for n in range(N):
         p = positions[n]
         for h in range(H + G):
-            base = h * D
-            total = np.float32(0)
-            for d in range(D):
-                total += qkv[n, base + d] * qkv[n, base + d]
-            scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
-            weight = q_norm if h < H else k_norm
-            for d in range(half):
-                a = qkv[n, base + d] * scale * weight[d]
-                b = qkv[n, base + half + d] * scale * weight[half + d]
-                qkv[n, base + d] = a * cos[p, d] + b * sin[p, d]
-                qkv[n, base + half + d] = b * cos[p, half + d] + a * sin[p, half + d]
+            _rotate(qkv[n, h * D : (h + 1) * D], q_norm if h < H else k_norm, eps, cos[p], sin[p])
         for g in range(G):
-            for d in range(D):
-                keys[rows[n], g, p, d] = qkv[n, (H + g) * D + d]
-                values[rows[n], g, p, d] = qkv[n, (H + G + g) * D + d]
+            keys[rows[n], g, p, :] = qkv[n, (H + g) * D : (H + g + 1) * D]
+            values[rows[n], g, p, :] = qkv[n, (H + G + g) * D : (H + G + g + 1) * D]
     for n in range(N):
         seen = positions[n] + 1
         for h in range(H):
-            k = keys[rows[n], h * G // H]
-            v = values[rows[n], h * G // H]
-            best = np.float32(-1e30)
-            for t in range(seen):
-                score = np.float32(0)
-                for d in range(D):
-                    score += qkv[n, h * D + d] * k[t, d]
-                scores[t] = score
-                best = max(best, score)
-            total = np.float32(0)
-            for t in range(seen):
-                weight_t = np.exp(scores[t] - best)
-                scores[t] = weight_t
-                total += weight_t
-            for d in range(D):
-                out[n, h * D + d] = 0
-            for t in range(seen):
-                weight_t = scores[t]
-                for d in range(D):
-                    out[n, h * D + d] += weight_t * v[t, d]
-            inverse = np.float32(1) / total
-            for d in range(D):
-                out[n, h * D + d] *= inverse
+            k, v = keys[rows[n], h * G // H], values[rows[n], h * G // H]
+            total = _softmax(scores, bits, powers, _score(qkv[n, h * D : (h + 1) * D], k, scores, seen), seen)
+            _mix(scores, v, seen, np.float32(1) / total, out[n, h * D : (h + 1) * D])
+
+
+@_compiled
+def _rotate(x, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
+    """RMS norm and rotary embedding of one head, in place."""
+    D = len(x)
+    half = D // 2
+    total = np.float32(0)
+    for d in range(D):
+        total += x[d] * x[d]
+    scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
+    low, high = x[:half], x[half:]
+    for d in range(half):
+        a = low[d] * scale * weight[d]
+        b = high[d] * scale * weight[half + d]
+        low[d] = a * cos[d] + b * sin[d]
+        high[d] = b * cos[half + d] + a * sin[half + d]
+
+
+@_compiled
+def _score(q, k, scores, seen):  # type: ignore[no-untyped-def]
+    """scores[t] = q . k[t]; returns the greatest."""
+    best = np.float32(-1e30)
+    for t in range(seen):
+        score = np.float32(0)
+        kt = k[t]
+        for d in range(len(q)):
+            score += q[d] * kt[d]
+        scores[t] = score
+        best = max(best, score)
+    return best
+
+
+@_compiled
+def _softmax(scores, bits, powers, best, seen):  # type: ignore[no-untyped-def]
+    """scores[t] = exp(scores[t] - best); returns their sum.
+
+    Spelled out (Cephes' expf: exp(x) = 2^n * P(r), r = x - n ln 2, P of degree 7, below 2 ulp), because a call to the
+    library's exp keeps the loop from being vectorised: it was half of the attention's time."""
+    for t in range(seen):
+        x = max(scores[t] - best, np.float32(-87.0))
+        n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+        bits[t] = (np.int32(n) + np.int32(127)) << np.int32(23)
+        r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+        p = np.float32(1.9875691500e-4)
+        p = p * r + np.float32(1.3981999507e-3)
+        p = p * r + np.float32(8.3334519073e-3)
+        p = p * r + np.float32(4.1665795894e-2)
+        p = p * r + np.float32(1.6666665459e-1)
+        p = p * r + np.float32(5.0000001201e-1)
+        scores[t] = p * r * r + r + np.float32(1)
+    total = np.float32(0)
+    for t in range(seen):
+        weight = scores[t] * powers[t]
+        scores[t] = weight
+        total += weight
+    return total
+
+
+@_compiled
+def _mix(weights, v, seen, scale, out):  # type: ignore[no-untyped-def]
+    """out = scale * sum over t of weights[t] * v[t], four positions at a time."""
+    D = len(out)
+    out[:] = 0
+    whole = seen - seen % 4
+    for t in range(0, whole, 4):
+        a, b, c, e = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+        va, vb, vc, ve = v[t], v[t + 1], v[t + 2], v[t + 3]
+        for d in range(D):
+            out[d] += a * va[d] + b * vb[d] + c * vc[d] + e * ve[d]
+    for t in range(whole, seen):
+        a, va = weights[t], v[t]
+        for d in range(D):
+            out[d] += a * va[d]
+    for d in range(D):
+        out[d] *= scale
 
 
 @_compiled

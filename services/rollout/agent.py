@@ -51,7 +51,9 @@ class Agent:
     workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
     spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
-    failed: dict[int, Observation | None] = field(default_factory=dict)  # what was said of files that failed, by their hash
+    failed: dict[int, Observation | None] = field(
+        default_factory=dict
+    )  # what was said of files that failed, by their hash
     untested: int = 0  # edits since the last test
     forgiven: Counter[str] = field(default_factory=Counter)  # turns and edits that only came back to what had failed
     fault: str = ""  # of the present turn (shared.contracts.trajectory.Span)

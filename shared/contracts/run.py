@@ -89,7 +89,7 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     )
     # Share of the groups in which no attempt earned anything that are trained, for their faults alone. Most faults are made
     # there, so none at all leaves the faults as they are; but they take the longest to compute.
-    failed_share: float = 0.25
+    failed_share: float = 0.1
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +117,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     base: Ref  # the manifest of the starting checkpoint's files (shared.weights.checkpoint_objects)
     pack: Ref  # public part of the problem pack (JSONL); rollout workers read it
     pack_hidden: Ref  # hidden tests; only graders read it
+    # JSON, problem id -> nats: how surprising its reference repair is to the base policy (services/trainer/base/surprise.py).
+    # The curator makes categories for the hardness estimate of it; without it they are the pack's own.
+    surprise: Ref | None = None
     eval_pack: Ref | None = None
     eval_pack_hidden: Ref | None = None
     sampling: Sampling = msgspec.field(default_factory=Sampling)

@@ -108,6 +108,34 @@ def leaks(
     raise typer.Exit(0 if report.clean else 1)
 
 
+@app.command()
+def surprise(
+    out: Annotated[Path, typer.Option(help="Where the figures go: JSON, problem id -> nats.")],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory.")] = DATA,
+    pack: Pack = Path(".cache/pack"),
+    split: Annotated[str, typer.Option(help="rl, dev or train.")] = "rl",
+    threads: Annotated[int, typer.Option(help="Threads to compute with.", min=1, max=64)] = 2,
+) -> None:
+    """How surprising the reference repairs are to a policy: the scheduler's first guess at what is hard."""
+    import torch
+    from rich.progress import Progress
+
+    from services.trainer.base.surprise import of_pack
+
+    def work() -> None:
+        with Progress() as bars:
+            bar = bars.add_task("surprise of the reference repairs", total=1.0)
+            found = of_pack(checkpoint, pack, split, lambda share: bars.update(bar, completed=share))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({name: round(nats, 3) for name, nats in found.items()}) + "\n")
+        unfinished.replace(out)
+
+    torch.set_num_threads(threads)
+    _plain_errors(work)
+    typer.echo(f"{out}: finished")
+
+
 def _plain_errors(work: Callable[[], None]) -> None:
     """Errors that a user can mend, without a traceback."""
     from shared.sandbox import SandboxUnavailable

@@ -80,16 +80,22 @@ def plan(problem: Problem, hidden: Hidden, format: Compact, rng: random.Random) 
 
 def perfect(problem: Problem, hidden: Hidden, format: Compact) -> list[Sample]:
     """The perfect trace of a problem as it is, for validation; empty where `plan` would give none."""
-    if len(problem.files) != 1 or problem.files.keys() != hidden.solution.keys():
-        return []
-    ((broken,), (right,)) = problem.files.values(), hidden.solution.values()
-    repair = _repair(broken, right, format)
-    if repair is None:
+    calls = reference_repair(problem, hidden, format)
+    if calls is None:
         return []
     try:
-        return write(Plan(problem, repair[0], []), [], format)
+        return write(Plan(problem, calls, []), [], format)
     except FormatError:
         return []
+
+
+def reference_repair(problem: Problem, hidden: Hidden, format: Compact) -> list[int] | None:
+    """The edit calls that turn the broken file into the solution; None where the format cannot write them."""
+    if len(problem.files) != 1 or problem.files.keys() != hidden.solution.keys():
+        return None
+    ((broken,), (right,)) = problem.files.values(), hidden.solution.values()
+    repair = _repair(broken, right, format)
+    return None if repair is None else repair[0]
 
 
 def _with_source(problem: Problem, path: str, source: str) -> Problem:

@@ -27,6 +27,17 @@ def test_every_problem_once_and_its_own_relative_where_it_has_no_cell(names: lis
     assert merged == [(name, ("debugging", cell or name)) for name in names]
 
 
+def test_where_surprise_is_known_hardness_counts_by_it():
+    surprise = {"easy": 0.2, "even": 2.7, "hopeless": 40.0}
+    (batch,) = admission.admitted(CONFIG, problems([*surprise, "unknown"], cell="c"), surprise)
+    assert batch.problems == {
+        "easy": ("surprise/00", "c"),
+        "even": ("surprise/05", "c"),
+        "hopeless": (f"surprise/{len(admission.BANDS)}", "c"),
+        "unknown": ("debugging", "c"),
+    }
+
+
 def test_thousands_of_problems_fit_the_bus_and_come_in_the_same_batches_again():
     own = problems([f"{index:0>128}" for index in range(5000)])
     batches = list(admission.admitted(CONFIG, own))
