@@ -18,8 +18,8 @@ _EXAMPLE_CHARS = 400
 
 
 def category(problem: Problem, nats: float | None) -> str:
-    """What the hardness estimate counts the problem among: its band of surprise, or else the pack's own category."""
-    return problem.category if nats is None else f"surprise/{bisect(BANDS, nats):02d}"
+    """What the hardness estimate counts the problem among: the pack's category, and its band of surprise as one tag more."""
+    return problem.category if nats is None else f"{problem.category}/surprise-{bisect(BANDS, nats):02d}"
 
 
 def admitted(

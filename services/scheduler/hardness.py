@@ -1,19 +1,16 @@
 """How hard problems are, from what became of earlier attempts at their relatives, and which to practise next. Pure.
 
 Every problem is used once, so what is known of it comes from its category and its relatives (`cell`: problems of one
-origin, of any category). The category's pass rate is shrunk towards the run's. A cell shifts its odds: by how its problems
-did against what their categories had promised, so that easy problems of a function say little of its hard ones. Old results
-fade, because the policy that produced them is gone. Turns and thinking tokens above the run's mean count as hardness
-beyond the pass rate.
+origin, of any category). A category is made of tags, "debugging/comparison/surprise-05"; each of them shifts the odds of the
+run's pass rate, by how its problems did against what their other tags had promised. So does a cell, against what all tags
+had promised: easy problems of a function say little of its hard ones. Old results fade, because the policy that produced them
+is gone. Turns and thinking tokens above the run's mean count as hardness beyond the pass rate.
 
 A group teaches when its attempts differ. The expected variance of one attempt, E[p (1 - p)] over the posterior, says how
 much that is: nothing where all fail and nothing where all succeed. An exploration bonus (the posterior's standard
 deviation) probes relatives that nobody has tried, and a tilt towards hardness grows with the stage of the run. A run sees
 a small part of its problems, so the power SHARPNESS makes it the part that teaches most: where a pool is mostly out of
 reach, drawing in plain proportion spends most attempts on groups that fail as a whole.
-
-Mined pools hold many problems of the kinds that are easily made: in ours a quarter are wrong variables, which a small
-policy hardly ever finds. `balanced` therefore makes a category's chance independent of how many problems it has.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import xxhash
 HALF_LIFE_STEPS = 40.0  # after so many steps a result counts half
 ATTEMPT_WEIGHT = 0.5  # attempts of one group are alike: eight of them say less than eight of eight problems
 RUN_STRENGTH = 4.0  # prior of the run's mean, in attempts, around PRIOR_MEAN
-CATEGORY_STRENGTH = 8.0
+TAG_STRENGTH = 8.0
 CELL_STRENGTH = 3.0
 PRIOR_MEAN = 0.3
 LEAST = 1e-4  # chance; keeps odds finite
@@ -53,7 +50,7 @@ class Outcome:
 
 
 class _Tally:
-    """Faded sums per key: attempts, solved, turns, thinking tokens, and what the categories had promised to be solved."""
+    """Faded sums per key: attempts, solved, turns, thinking tokens, and what was promised to be solved without the key."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -70,27 +67,30 @@ class Hardness:
     """Estimates per (category, cell). `observe` in the ledger's order; the same order gives the same estimates."""
 
     def __init__(self) -> None:
-        self._categories, self._cells, self._run = _Tally(), _Tally(), _Tally()
+        self._tags, self._cells, self._run = _Tally(), _Tally(), _Tally()
         self._run.row("")
         self._step = 0
 
     def observe(self, outcome: Outcome) -> None:
-        tallies = (self._run, self._categories, self._cells)
         if outcome.step > self._step:
-            for tally in tallies:
+            for tally in (self._run, self._tags, self._cells):
                 tally.sums *= 0.5 ** ((outcome.step - self._step) / HALF_LIFE_STEPS)
             self._step = outcome.step
+        tags = _tags_of(outcome.category)
+        shifts = self._shifts(tags)
+        odds = _odds(self._run_mean()) * shifts.prod()
+        promised = [(self._run, "", 0.0), (self._cells, outcome.cell, _from_odds(odds))]
+        promised += [(self._tags, tag, _from_odds(odds / shift)) for tag, shift in zip(tags, shifts, strict=True)]
         weight = outcome.attempts * ATTEMPT_WEIGHT
-        solved = outcome.solved / outcome.attempts
-        promised = self._category_means([outcome.category])[0]
-        row = weight * np.array([1.0, solved, outcome.turns, outcome.thinking_tokens, promised])
-        for tally, key in zip(tallies, ("", outcome.category, outcome.cell), strict=True):
+        for tally, key, share in promised:
             at = tally.row(key)  # first: it may move the table
-            tally.sums[at] += row
+            tally.sums[at] += weight * np.array(
+                [1.0, outcome.solved / outcome.attempts, outcome.turns, outcome.thinking_tokens, share]
+            )
 
     def posterior(self, categories: Sequence[str], cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Beta parameters (a, b) of the chance that one attempt succeeds, for pairs of category and cell."""
-        run, category_mean = self._run.sums[0], self._category_means(categories)
+        run, category_mean = self._run.sums[0], self.expected(categories)
         cell = _rows(self._cells, cells)
         strength = cell[:, 0] + CELL_STRENGTH
         did = (cell[:, 1] + CELL_STRENGTH * category_mean) / strength
@@ -100,11 +100,22 @@ class Hardness:
         mean = _from_odds(_odds(mean) / effort)
         return mean * strength, (1 - mean) * strength
 
-    def _category_means(self, categories: Sequence[str]) -> np.ndarray:
+    def expected(self, categories: Sequence[str]) -> np.ndarray:
+        """The chance of success by category alone."""
+        distinct, which = np.unique(np.asarray(categories, dtype=str), return_inverse=True)
+        shift = np.array([self._shifts(_tags_of(category)).prod() for category in distinct.tolist()])
+        return _from_odds(_odds(self._run_mean()) * shift)[which]
+
+    def _run_mean(self) -> np.ndarray:
         run = self._run.sums[0]
-        run_mean = (run[1] + RUN_STRENGTH * PRIOR_MEAN) / (run[0] + RUN_STRENGTH)
-        category = _rows(self._categories, categories)
-        return (category[:, 1] + CATEGORY_STRENGTH * run_mean) / (category[:, 0] + CATEGORY_STRENGTH)
+        return (run[1] + RUN_STRENGTH * PRIOR_MEAN) / (run[0] + RUN_STRENGTH)
+
+    def _shifts(self, tags: Sequence[str]) -> np.ndarray:
+        """By how much each tag multiplies the odds."""
+        rows, mean = _rows(self._tags, tags), self._run_mean()
+        return _odds(rows[:, 1] + TAG_STRENGTH * mean, rows[:, 0] + TAG_STRENGTH) / _odds(
+            rows[:, 4] + TAG_STRENGTH * mean, rows[:, 0] + TAG_STRENGTH
+        )
 
     def weights(self, categories: Sequence[str], cells: Sequence[str], *, step: int) -> np.ndarray:
         """Sampling weights (positive, not normalised) at `step` of the run."""
@@ -119,13 +130,12 @@ class Hardness:
         return np.maximum(weights, FLOOR * weights.max())
 
 
-def balanced(weights: np.ndarray, categories: np.ndarray) -> np.ndarray:
-    """Weights divided by the number of problems of the same category. `categories`: int64, one per weight."""
-    return weights / np.bincount(categories)[categories]
+def _tags_of(category: str) -> list[str]:
+    return category.split("/")
 
 
-def _odds(mean: np.ndarray) -> np.ndarray:
-    mean = np.clip(mean, LEAST, 1 - LEAST)
+def _odds(successes: np.ndarray, attempts: np.ndarray | float = 1.0) -> np.ndarray:
+    mean = np.clip(successes / attempts, LEAST, 1 - LEAST)
     return mean / (1 - mean)
 
 

@@ -218,9 +218,7 @@ class Catalogue:
             weights = np.ones(len(free))
         else:
             categories, cells = zip(*self._kind_names, strict=True) if self._kind_names else ((), ())
-            kinds = np.asarray(self._kind, dtype=np.int64)[free]
-            _, category = np.unique(np.asarray(categories, dtype=str), return_inverse=True)
-            weights = hardness.balanced(estimates.weights(categories, cells, step=step)[kinds], category[kinds])
+            weights = estimates.weights(categories, cells, step=step)[np.asarray(self._kind, dtype=np.int64)[free]]
         chosen = hardness.draw(weights, self._fingerprints[free], count, seed=seed, number=number)
         return [self.ids[i] for i in free[chosen]]
 

@@ -31,9 +31,9 @@ def test_where_surprise_is_known_hardness_counts_by_it():
     surprise = {"easy": 0.2, "even": 2.7, "hopeless": 40.0}
     (batch,) = admission.admitted(CONFIG, problems([*surprise, "unknown"], cell="c"), surprise)
     assert batch.problems == {
-        "easy": ("surprise/00", "c"),
-        "even": ("surprise/05", "c"),
-        "hopeless": (f"surprise/{len(admission.BANDS)}", "c"),
+        "easy": ("debugging/surprise-00", "c"),
+        "even": ("debugging/surprise-05", "c"),
+        "hopeless": (f"debugging/surprise-{len(admission.BANDS)}", "c"),
         "unknown": ("debugging", "c"),
     }
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.hardness import FLOOR, Hardness, Outcome, balanced, draw, fingerprints
+from services.scheduler.hardness import FLOOR, Hardness, Outcome, draw, fingerprints
 
 
 def taught(rates: dict[str, float], groups: int = 12, turns: float = 3.0) -> Hardness:
@@ -32,11 +32,15 @@ def test_the_weight_peaks_where_attempts_of_a_group_differ() -> None:
     assert even > 3 * solved
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
-def test_a_category_of_many_problems_is_drawn_no_more_than_one_of_few(categories: list[int]) -> None:
-    category = np.array(categories)
-    shares = np.bincount(category, balanced(np.ones(len(category)), category))
-    assert np.allclose(shares[np.unique(category)], 1.0)
+def test_what_two_tags_promise_is_known_of_problems_that_have_both() -> None:
+    """Learnt apart: "easy" with "near" and "far", "hard" with "near" only."""
+    hardness = Hardness()
+    for _ in range(40):
+        for category, solved in (("easy/near", 7), ("easy/far", 4), ("hard/near", 4)):
+            hardness.observe(Outcome(category, "", 8, solved, 3.0, 10.0, 0))
+    near, far, both = hardness.expected(["easy/near", "easy/far", "hard/far"])
+    assert near > far > both
+    assert both < 0.25
 
 
 def test_later_stages_prefer_the_harder_of_two_that_teach_alike() -> None:
