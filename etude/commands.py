@@ -35,6 +35,11 @@ def _require_machine(state: Path) -> None:
     _refuse(machine.essentials(state))
 
 
+def _require_servers(state: Path) -> None:
+    """Every server that the settings name can be used."""
+    _refuse(machine.servers(state))
+
+
 def _refuse(findings: list[machine.Finding]) -> None:
     bad = [finding for finding in findings if not finding.ok]
     for finding in bad:
@@ -57,15 +62,6 @@ def up(
     from etude.supervisor import run_foreground, spawn_detached
 
     (spawn_detached if detach else run_foreground)(state, base_port)
-
-
-def _require_servers(state: Path) -> None:
-    """Ends the command with a text and exit code 1 unless every server that the settings name can be used."""
-    bad = [finding for finding in machine.servers(state) if not finding.ok]
-    for finding in bad:
-        typer.echo(finding.way_out, err=True)
-    if bad:
-        raise typer.Exit(1)
 
 
 def down(state: State = Path(".etude")) -> None:

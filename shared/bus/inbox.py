@@ -13,13 +13,14 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from shared.bus import metrics
-from shared.bus.tracking import OffsetTracker
+from shared.bus.tracking import OffsetTracker, write_ranges
 from shared.contracts.topics import Topic
 
+NOTED_CHARS = 4000  # of what is finished beyond a position: a Kafka broker takes 4,096 bytes unless told otherwise
 READ_AHEAD = 256  # messages read before they are asked for, at most; each has up to 64 KiB
 PARKED_MAX = (
     1024  # deliveries waiting for their retry; above it nothing new is read, or a poison flood would fill memory
@@ -32,17 +33,24 @@ class Lease:
     `live` ends once: what is settled afterwards concerns a lease that somebody else holds now, and is ignored.
     """
 
-    __slots__ = ("committed", "in_flight", "live", "partition", "read", "revoke_by", "topic", "tracker")
+    __slots__ = ("committed", "in_flight", "live", "noted", "partition", "read", "revoke_by", "topic", "tracker")
 
-    def __init__(self, topic: Topic, partition: int, position: int) -> None:
+    def __init__(self, topic: Topic, partition: int, position: int, finished: Iterable[int] = ()) -> None:
+        """`finished`: offsets beyond `position` that an earlier owner settled."""
         self.topic = topic
         self.partition = partition
-        self.tracker = OffsetTracker(position)
+        self.tracker = OffsetTracker(position, finished)
         self.read = position  # the next offset to read
         self.committed = position  # what the log knows
+        self.noted = ""  # what the log knows of those finished beyond
         self.in_flight = 0  # taken and not settled; changed under the inbox's lock only
         self.revoke_by: float | None = None  # being handed back: nothing new is read; monotonic time of the end
         self.live = True
+
+    def standing(self) -> tuple[int, str]:
+        """What the log should know now: `committed` and `noted`."""
+        position = self.tracker.position
+        return position, write_ranges(position, self.tracker.finished(), NOTED_CHARS)
 
 
 class Received:

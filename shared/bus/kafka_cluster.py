@@ -1,13 +1,17 @@
 """Which Kafka, as whom, under which names: everything that a URL of the bus says. Pure.
 
-`kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX][?tls=1]`. USER and PASSWORD (percent-encoded where needed) log in
-by SASL/SCRAM-SHA-512. PREFIX stands before the name of every topic and group, so that several platforms share a cluster.
+`kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX][?tls=1&instance=NAME]`. USER and PASSWORD (percent-encoded where
+needed) log in by SASL/SCRAM-SHA-512. PREFIX stands before the name of every topic and group, so that several platforms share a
+cluster. NAME is this replica's own and stays the same over its restarts (a stateful set's pod name, say): its partitions wait
+for it, a session's time at most, instead of moving to the others and back (static membership). Two replicas of one name would
+fence each other.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -17,16 +21,18 @@ from urllib.parse import unquote
 FIRST_CONTACT_MS = 10_000
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 2_000
 SERVER = r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
+NAME = r"[\w.-]{1,100}"
 URL = re.compile(
     r"kafka://(?:(?P<user>[^:@/]+):(?P<password>[^@/]+)@)?"
-    rf"(?P<servers>(?:{SERVER})(?:,(?:{SERVER}))*)(?:/(?P<prefix>[\w-]+))?/?(?:\?tls=(?P<tls>[01]))?"
+    rf"(?P<servers>(?:{SERVER})(?:,(?:{SERVER}))*)(?:/(?P<prefix>[\w-]+))?/?"
+    rf"(?:\?(?:tls=(?P<tls>[01])(?:&instance=(?P<instance>{NAME}))?|instance=(?P<alone>{NAME})))?"
 )
 
 # The client tells of every connection that fails, several lines a second while a broker is away. What matters of it
 # reaches our callers as errors, and our log once for each.
 logging.getLogger("kafka").propagate = False
 logging.getLogger("kafka").addHandler(logging.NullHandler())
-ALLOWED = "kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX][?tls=1]"
+ALLOWED = "kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX][?tls=1][&instance=NAME]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Cluster:
     user: str = ""
     password: str = field(default="", repr=False)
     tls: bool = False
+    instance: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Cluster:
@@ -50,6 +57,7 @@ class Cluster:
             user=unquote(match["user"] or ""),
             password=unquote(match["password"] or ""),
             tls=match["tls"] == "1",
+            instance=match["instance"] or match["alone"] or "",
         )
 
     def options(self) -> dict[str, Any]:
@@ -68,6 +76,10 @@ class Cluster:
                 "sasl_plain_password": self.password,
             }
         return options
+
+    def member(self, topics: Iterable[str]) -> str | None:
+        """The static name of the consumer of these topics; None: it is a new member every time."""
+        return f"{self.instance}.{'-'.join(sorted(topics))}"[:200] if self.instance else None
 
     def physical(self, name: str) -> str:
         """The cluster's name of one of our topics or groups."""

@@ -1,7 +1,8 @@
 """The reading side of the bus on Kafka: one consumer in one thread per `deliveries()`.
 
 Invariants
-- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
+- Commits are the adapter's own, lowest contiguous offset per partition, never automatic; what is finished beyond it rides in
+  the commit's metadata, and the next owner does not hand it out again. A full inbox pauses its
   partitions, so that the consumer stays in its group while nothing is read. So does a group that takes no commits for
   longer than a moment: what is read meanwhile would all come again, should this member be left out of the next assignment.
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
@@ -27,6 +28,7 @@ from kafka.structs import OffsetAndMetadata
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.tracking import read_ranges
 from shared.contracts import codec
 from shared.contracts.topics import Topic
 
@@ -137,6 +139,7 @@ class Reader(AsyncConsumerRebalanceListener):
             **self._cluster.options(),
             client_id=self._name,
             group_id=None if self.group is None else self._cluster.physical(self.group),
+            group_instance_id=None if self.group is None else self._cluster.member(self._topics),
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             allow_auto_create_topics=False,
@@ -187,18 +190,30 @@ class Reader(AsyncConsumerRebalanceListener):
     def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
         items = []
         with self._lock:
+            fresh = [partition for partition in records if partition not in self._leases]
+        finished = {partition: self._finished(partition) for partition in fresh}
+        with self._lock:
             for partition, found in records.items():
                 lease = self._leases.get(partition)
                 if lease is None:
-                    topic = self._topics[partition.topic]
-                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
+                    topic, known = self._topics[partition.topic], finished.get(partition, ())
+                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, known)
                 items += [item for record in found if (item := self._receive(lease, record)) is not None]
         if items:
             self._back_off_s = BACK_OFF_S
             self.inbox.offer(items)
 
+    def _finished(self, partition: TopicPartition) -> list[int]:
+        """What an earlier owner settled beyond the position that it committed."""
+        known = None if self.group is None else self._consumer.committed(partition, metadata=True)
+        return [] if known is None else read_ranges(known.offset, known.metadata or "")
+
     def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that cannot be read: it is on its way to the dead letters."""
+        """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
+        letters."""
+        if lease.tracker.was_finished(record.offset):
+            lease.tracker.give(record.offset)
+            return None
         headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
         key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
         lease.tracker.give(record.offset)
@@ -235,12 +250,13 @@ class Reader(AsyncConsumerRebalanceListener):
         if self.group is None:
             return {}
         with self._lock:
-            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
-            return {
-                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
-                for partition, lease in leases.items()
-                if lease.tracker.position > lease.committed
-            }
+            found = {}
+            for partition in partitions:
+                if (lease := self._leases.get(partition)) is not None:
+                    position, finished = lease.standing()
+                    if (position, finished) != (lease.committed, lease.noted):
+                        found[partition] = OffsetAndMetadata(position, finished, -1)
+            return found
 
     def _commit(self) -> bool:
         """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
@@ -259,8 +275,8 @@ class Reader(AsyncConsumerRebalanceListener):
             return True
         with self._lock:
             for partition, offset in moved.items():
-                if partition in self._leases:
-                    self._leases[partition].committed = offset.offset
+                if (lease := self._leases.get(partition)) is not None:
+                    lease.committed, lease.noted = offset.offset, offset.metadata
         return True
 
     def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:

@@ -7,13 +7,14 @@ what is in flight is settled, after REVOKE_GRACE_S in any case.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
 from shared.bus.assignment import share
 from shared.bus.inbox import Inbox, Lease, Received
-from shared.bus.sqlite_store import Store
+from shared.bus.sqlite_store import Position, Store
+from shared.bus.tracking import read_ranges
 from shared.contracts.topics import Topic
 
 HEARTBEAT_S = 1.0
@@ -38,8 +39,8 @@ class Subscription:
         self.advanced: set[Lease] = set()  # acknowledged since the last commit
         self.read_to: dict[str, int] = {}  # topic -> the tail up to which every lease has read; absent: look
 
-    def gain(self, topic: Topic, part: int, position: int) -> None:
-        self.leases[topic.name, part] = Lease(topic, part, position)
+    def gain(self, topic: Topic, part: int, position: int, finished: Iterable[int] = ()) -> None:
+        self.leases[topic.name, part] = Lease(topic, part, position, finished)
         self.read_to.pop(topic.name, None)
 
     def lose(self, key: tuple[str, int]) -> None:
@@ -55,7 +56,7 @@ class Subscription:
             self.advanced.add(item.lease)
 
     def uncommitted(self) -> list[Lease]:
-        return [lease for lease in self.advanced if lease.tracker.position > lease.committed]
+        return [lease for lease in self.advanced if lease.standing() != (lease.committed, lease.noted)]
 
 
 class Membership:
@@ -77,7 +78,7 @@ class Membership:
 
     def commit(self, subscription: Subscription, leases: list[Lease]) -> None:
         if subscription.group is not None:
-            positions = [(lease.topic.name, lease.partition, lease.tracker.position) for lease in leases]
+            positions = [(lease.topic.name, lease.partition, Position(*lease.standing())) for lease in leases]
             self._store.commit(subscription.group, positions, subscription.member)
 
     def beat(self, now: float, last: bool) -> None:
@@ -148,8 +149,8 @@ class Membership:
                     *forgotten,
                     *change.take,
                 ]  # forgotten: a transaction that failed after we had changed our mind
-                for part, position in self._store.take(group, name, gained, me).items():
-                    subscription.gain(topic, part, position)
+                for part, at in self._store.take(group, name, gained, me).items():
+                    subscription.gain(topic, part, at.offset, read_ranges(at.offset, at.finished))
                 if change.take:
                     self._store.announce()
             for part in set(mine) - set(release):
@@ -159,9 +160,9 @@ class Membership:
     def _keep(self, subscription: Subscription, lease: Lease) -> None:
         """Ends a revocation that is no longer wanted: what was withdrawn is read again."""
         if lease.revoke_by is not None:
-            position = lease.tracker.position
+            position, finished = lease.tracker.position, list(lease.tracker.finished())
             subscription.lose((lease.topic.name, lease.partition))
-            subscription.gain(lease.topic, lease.partition, position)
+            subscription.gain(lease.topic, lease.partition, position, finished)
 
     def _hand_back(
         self, subscription: Subscription, group: str, leases: list[Lease], now: float, at_once: bool

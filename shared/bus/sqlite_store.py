@@ -2,7 +2,8 @@
 
 Tables
 - `messages`: the log. `offset` rises over all topics in commit order, so the offsets of a partition rise with gaps.
-- `positions`: (group, topic, partition) -> the next offset to read; everything below it is acknowledged.
+- `positions`: (group, topic, partition) -> the next offset to read; everything below it is acknowledged, and so is what
+  `finished` names beyond it (shared.bus.tracking.write_ranges).
 - `members`, `owners`: who reads, until when it counts as alive, and which partitions it holds.
 - `state`: counters; `membership` rises whenever `members` or `owners` change in a way that others must look at.
 - `topics`: what the purge has to know about a topic.
@@ -23,7 +24,7 @@ from typing import NamedTuple
 from shared.contracts.topics import Topic
 from shared.sqlite import write_ahead
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
 PURGE_CHUNK = 500  # rows deleted in one transaction, so that publishers never wait long
 
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS messages (
 CREATE INDEX IF NOT EXISTS messages_of_topic ON messages (topic);
 CREATE TABLE IF NOT EXISTS positions (
     grp TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, position INTEGER NOT NULL,
-    PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
+    finished TEXT NOT NULL DEFAULT '', PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS members (
     member TEXT PRIMARY KEY, process TEXT NOT NULL, grp TEXT NOT NULL, topics TEXT NOT NULL,
     host TEXT NOT NULL, pid INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
@@ -68,6 +69,11 @@ class Stored(NamedTuple):
     headers: str
 
 
+class Position(NamedTuple):
+    offset: int  # the next to read
+    finished: str  # beyond it (shared.bus.tracking.write_ranges)
+
+
 def place() -> str:
     """Where a process id means something: host and PID namespace."""
     try:
@@ -94,11 +100,14 @@ class Store:
         self._db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
         with self.write():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, SCHEMA_VERSION):
+            if version not in (0, 1, SCHEMA_VERSION):
                 raise sqlite3.DatabaseError(f"schema {version}; this version reads {SCHEMA_VERSION}")
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
+            if version == 1:
+                self._db.execute("ALTER TABLE positions ADD COLUMN finished TEXT NOT NULL DEFAULT ''")
+            if version != SCHEMA_VERSION:
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextlib.contextmanager
@@ -215,13 +224,13 @@ class Store:
     def owners(self, group: str, topic: str) -> dict[int, str]:
         return dict(self._db.execute("SELECT part, member FROM owners WHERE grp = ? AND topic = ?", (group, topic)))
 
-    def take(self, group: str, topic: str, parts: Collection[int], member: str) -> dict[int, int]:
-        """Owns `parts` and returns their positions."""
+    def take(self, group: str, topic: str, parts: Collection[int], member: str) -> dict[int, Position]:
+        """Owns `parts` and returns where they stand."""
         self._db.executemany(
             "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)", [(group, topic, p, member) for p in parts]
         )
         known = self.positions(group, topic)
-        return {part: known.get(part, 0) for part in parts}
+        return {part: known.get(part, Position(0, "")) for part in parts}
 
     def release(self, group: str, topic: str, parts: Collection[int], member: str) -> None:
         self._db.executemany(
@@ -229,18 +238,23 @@ class Store:
             [(group, topic, part, member) for part in parts],
         )
 
-    def positions(self, group: str, topic: str) -> dict[int, int]:
-        return dict(
-            self._db.execute("SELECT part, position FROM positions WHERE grp = ? AND topic = ?", (group, topic))
+    def positions(self, group: str, topic: str) -> dict[int, Position]:
+        found = self._db.execute(
+            "SELECT part, position, finished FROM positions WHERE grp = ? AND topic = ?", (group, topic)
         )
+        return {part: Position(position, finished) for part, position, finished in found}
 
-    def commit(self, group: str, positions: Sequence[tuple[str, int, int]], member: str) -> None:
+    def commit(self, group: str, positions: Sequence[tuple[str, int, Position]], member: str) -> None:
         """(topic, partition, position) triples. Fenced: a partition that `member` no longer owns stays as it is."""
         self._db.executemany(
-            "INSERT INTO positions SELECT :g, :t, :p, :n WHERE EXISTS "
+            "INSERT INTO positions SELECT :g, :t, :p, :n, :f WHERE EXISTS "
             "(SELECT 1 FROM owners WHERE grp = :g AND topic = :t AND part = :p AND member = :m) "
-            "ON CONFLICT DO UPDATE SET position = max(position, excluded.position)",
-            [{"g": group, "t": topic, "p": part, "n": position, "m": member} for topic, part, position in positions],
+            "ON CONFLICT DO UPDATE SET position = excluded.position, finished = excluded.finished "
+            "WHERE excluded.position >= position",
+            [
+                {"g": group, "t": topic, "p": part, "n": at.offset, "f": at.finished, "m": member}
+                for topic, part, at in positions
+            ],
         )
 
     def lag(self, group: str, topic: str) -> int:

@@ -228,7 +228,7 @@ class Worker:
             subscription.burying.clear()
         for subscription, leases in moved:
             for lease in leases:
-                lease.committed = lease.tracker.position
+                lease.committed, lease.noted = lease.standing()
             subscription.advanced.clear()
         self._next_commit = now + COMMIT_EVERY_S
         self._tails_stale = self._tails_stale or bool(appends)
@@ -289,7 +289,10 @@ class Worker:
                 continue
             headers = json.loads(row.headers)
             if subscription.group is not None:
+                finished = lease.tracker.was_finished(row.offset)
                 lease.tracker.give(row.offset)
+                if finished:
+                    continue
             item = Received(subscription.inbox, lease, row.key, None, headers, row.offset, row.value)
             try:
                 item.message = codec.decode(topic, row.value, headers)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
+import re
 from collections import deque
+from collections.abc import Iterable, Iterator
+
+LONGEST_RUN = 100_000  # offsets in one range: more than are ever in hand, and no bomb for who reads it
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
 
 
 class OffsetTracker:
     """Offsets of one partition: given out in rising order (gaps allowed), acknowledged in any order.
 
     Invariants: `position` never passes an offset that was given and is not done, and never falls. Everything below
-    `position` that was given is done. A consumer that starts again at `position` misses nothing.
+    `position` that was given is done. A consumer that starts again at `position` misses nothing; if it is told what was
+    `finished` beyond, it gets that not again either.
     """
 
-    __slots__ = ("_given", "_open", "position")
+    __slots__ = ("_before", "_given", "_open", "position")
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, before: Iterable[int] = ()) -> None:
+        """`before`: offsets beyond `position` that an earlier consumer finished."""
         self.position = position  # the next offset to read after a restart; this is what gets committed
         self._given: deque[int] = deque()  # rising; the first one is always open
         self._open: set[int] = set()
+        self._before = {offset for offset in before if offset >= position}
 
     def give(self, offset: int) -> None:
         """`offset` goes out to the consumer. Raises ValueError unless it is beyond all given before."""
@@ -25,17 +34,71 @@ class OffsetTracker:
         if offset < floor:
             raise ValueError(f"offset {offset} given out of order: expected at least {floor}")
         self._given.append(offset)
-        self._open.add(offset)
+        if offset in self._before:
+            self._before.remove(offset)
+            self._advance()
+        else:
+            self._open.add(offset)
 
     def done(self, offset: int) -> None:
         """`offset` is acknowledged. Repeating it, or naming one that was never given, changes nothing."""
         if offset not in self._open:
             return
         self._open.remove(offset)
-        while self._given and self._given[0] not in self._open:
-            self.position = self._given.popleft() + 1
+        self._advance()
+
+    def was_finished(self, offset: int) -> bool:
+        """Whether an earlier consumer finished it: to be given, for the count's sake, but not to anybody."""
+        return offset in self._before
+
+    def finished(self) -> Iterator[int]:
+        """What is done beyond `position`, rising."""
+        given = [offset for offset in self._given if offset not in self._open]
+        return heapq.merge(given, sorted(self._before))
 
     @property
     def open(self) -> int:
         """How many were given and are not done."""
         return len(self._open)
+
+    def _advance(self) -> None:
+        while self._given and self._given[0] not in self._open:
+            self.position = self._given.popleft() + 1
+
+
+def write_ranges(position: int, offsets: Iterable[int], room: int) -> str:
+    """Rising offsets, relative to `position`: "3-7,9". What does not fit into `room` characters is left out: it comes again."""
+    text = ""
+    for first, last in _runs(offsets):
+        part = f"{first - position}" if first == last else f"{first - position}-{last - position}"
+        longer = f"{text},{part}" if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
+def read_ranges(position: int, text: str) -> list[int]:
+    """What `write_ranges` wrote; [] for any other text: somebody else's metadata says nothing."""
+    found: list[int] = []
+    for part in text.split(",") if text else []:
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not 0 <= last - first < LONGEST_RUN:
+            return []
+        found += range(position + first, position + last + 1)
+    return found
+
+
+def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    first = last = None
+    for offset in offsets:
+        if first is None or last is None:
+            first = last = offset
+        elif offset == last + 1 and offset - first < LONGEST_RUN:
+            last = offset
+        else:
+            yield first, last
+            first = last = offset
+    if first is not None and last is not None:
+        yield first, last

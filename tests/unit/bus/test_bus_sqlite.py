@@ -209,3 +209,26 @@ def test_a_bus_file_of_another_schema_is_refused(tmp_path):
     db.close()
     with pytest.raises(BusUnavailable, match="schema 99"):
         connect(f"sqlite:{tmp_path / 'bus.db'}", client="x")
+
+
+def test_a_bus_file_of_the_first_schema_is_read_on_where_its_groups_stand(tmp_path):
+    url = f"sqlite:{tmp_path / 'bus.db'}"
+
+    async def before():
+        bus = connect(url, client="old")
+        await bus.publish_many([(TOPIC, "k", alert(i)) for i in range(4)])
+        assert await read(bus, TOPIC, "g", 2) == ["0", "1"]
+        assert (await bus.lag([TOPIC], "g"))["t"] == 2
+        await bus.close()
+
+    async def after():
+        bus = connect(url, client="new")
+        assert await read(bus, TOPIC, "g", 2) == ["2", "3"]
+        await bus.close()
+
+    run(before)
+    with sqlite3.connect(tmp_path / "bus.db") as db:
+        db.execute("ALTER TABLE positions DROP COLUMN finished")
+        db.execute("PRAGMA user_version=1")
+    db.close()
+    run(after)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.bus.assignment import partition_of, share
-from shared.bus.tracking import OffsetTracker
+from shared.bus.tracking import OffsetTracker, read_ranges, write_ranges
 
 
 @st.composite
@@ -46,6 +46,48 @@ def test_a_restart_at_the_position_gives_every_open_offset_again(history):
         tracker.done(offset)
     again = {o for o in offsets if o >= tracker.position}
     assert again >= set(offsets) - set(acknowledged)
+
+
+@given(histories(), st.integers(0, 400))
+def test_the_next_consumer_is_given_only_what_was_not_finished(history, room):
+    offsets, acknowledged = history
+    first = OffsetTracker(0)
+    for offset in offsets:
+        first.give(offset)
+    for offset in acknowledged:
+        first.done(offset)
+    told = read_ranges(first.position, write_ranges(first.position, first.finished(), room))
+    second, again = OffsetTracker(first.position, told), []
+    for offset in (o for o in offsets if o >= first.position):
+        if not second.was_finished(offset):
+            again.append(offset)
+        second.give(offset)
+    assert set(again) >= set(offsets) - set(acknowledged)
+    if room == 400:  # enough for all
+        assert again == sorted(set(offsets) - set(acknowledged))
+    for offset in again:
+        second.done(offset)
+    assert (second.open, list(second.finished())) == (0, [])
+    assert not offsets or second.position == offsets[-1] + 1
+
+
+@given(st.integers(0, 10**9), st.sets(st.integers(0, 10**6)), st.integers(0, 200))
+def test_finished_offsets_are_written_within_the_room_and_read_back(position, relative, room):
+    offsets = sorted(position + r for r in relative)
+    text = write_ranges(position, offsets, room)
+    assert len(text) <= room
+    found = read_ranges(position, text)
+    assert found == offsets[: len(found)]
+
+
+@given(st.text(max_size=40))
+def test_metadata_that_somebody_else_wrote_says_nothing_or_some_offsets(text):
+    assert all(offset >= 7 for offset in read_ranges(7, text))
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "5-3", "0-99999999999", "1,,2", "-1"])
+def test_ranges_that_are_none_are_ignored(text):
+    assert read_ranges(0, text) == []
 
 
 def test_acknowledging_twice_or_something_never_given_changes_nothing():

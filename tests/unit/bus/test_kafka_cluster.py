@@ -28,6 +28,13 @@ def test_without_login_or_prefix_nothing_is_added() -> None:
     assert not any(name.startswith("sasl") for name in cluster.options())
 
 
+@pytest.mark.parametrize("query", ["?instance=rollout-0", "?tls=1&instance=rollout-0"])
+def test_a_replica_with_a_name_of_its_own_is_a_static_member_per_subscription(query: str) -> None:
+    cluster = Cluster.parse(f"kafka://h:1{query}")
+    assert cluster.member(["b", "a"]) == cluster.member(["a", "b"]) == "rollout-0.a-b"
+    assert Cluster.parse("kafka://h:1").member(["a"]) is None
+
+
 @given(st.text(min_size=1).filter(lambda text: text.isprintable()))
 def test_any_password_arrives_as_it_was_meant_and_is_never_shown(password: str) -> None:
     cluster = Cluster.parse(f"kafka://me:{quote(password, safe='')}@h:1")
@@ -44,6 +51,8 @@ def test_any_password_arrives_as_it_was_meant_and_is_never_shown(password: str) 
         "kafka://a:1,b",
         "kafka://me@h:1",
         "kafka://h:1?tls=2",
+        "kafka://h:1&instance=a",
+        "kafka://h:1?instance=",
         "http://h:1",
     ],
 )
