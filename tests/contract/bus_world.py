@@ -151,3 +151,18 @@ async def nothing_comes(deliveries: AsyncIterator[Delivery], seconds: float = 0.
 
 def texts(deliveries: list[Delivery]) -> list[str]:
     return [delivery.message.what for delivery in deliveries]
+
+
+async def drained(bus: Bus, topic: Topic, group: str, deliveries: AsyncIterator[Delivery] | None = None) -> None:
+    """Waits until the group has acknowledged all. With `deliveries`, what comes again (its answer was lost with a
+    connection) is answered meanwhile."""
+
+    async def answer(deliveries: AsyncIterator[Delivery]) -> None:
+        async for delivery in deliveries:
+            delivery.done()
+
+    answering = asyncio.create_task(answer(deliveries)) if deliveries else None
+    while await bus.lag([topic], group) != {topic.name: 0}:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    if answering:
+        answering.cancel()
