@@ -1,0 +1,173 @@
+"""An inference service with a run to serve and a trainer's part played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import torch
+
+from services.inference.config import InferenceSettings
+from services.inference.service import Inference
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors, save_checkpoint
+from shared.weights import Version, publish
+from shared.weights.checkpoint_objects import upload_directory
+from shared.weights.torch_tensors import to_bits
+
+RUN = "r-20260101T000000-0001"
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": True,
+    "num_nextn_predict_layers": 1,
+    "initializer_range": 0.3,
+}
+
+
+class Platform:
+    """One state directory, a run with a base, and a trainer's part: versions on demand."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        torch.manual_seed(0)
+        self.model = Transformer(ModelConfig.from_dict(CONFIG)).requires_grad_(False)
+        self.base = state / "base"
+        save_checkpoint(self.model, self.base)
+        (self.base / "etude.json").write_text(json.dumps({"format": "compact-1", "context": 64}))
+        self.model = load_checkpoint(self.base).requires_grad_(False)
+        self.settings = InferenceSettings(state=state, name="replica", cache_rows=8, drain_s=1)
+        self.objects = stores.connect(self.settings.objects_url)
+        self.bus = buses.connect(self.settings.bus_url, client="test")
+        self.versions: dict[int, Version] = {}
+
+    async def start_run(self, run: str = RUN) -> None:
+        base = upload_directory(self.objects, f"runs/{run}/base", self.base)
+        nothing = Ref(key="nothing", size=0, checksum="0" * 32)
+        config = RunConfig(run=run, base=base, pack=nothing, pack_hidden=nothing)
+        ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
+        await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
+
+    def write_version(self, serial: int, parent: int | None, *, incarnation: int = 0) -> Ref:
+        """Changes the weights a little and puts the version into the store. parent None: a full base."""
+        if serial:
+            torch.manual_seed(serial)
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.03).copy_(parameter.bfloat16().float())
+        bits = to_bits(published_tensors(self.model))
+        before = None if parent is None else self.versions[parent]
+        ref = publish(self.objects, RUN, serial, incarnation, serial, before, bits)
+        self.versions[serial] = Version(serial, ref, bits)
+        return ref
+
+    async def announce(self, serial: int, parent: int = -1, *, incarnation: int = 0) -> None:
+        message = PolicyPublished(
+            run=RUN,
+            serial=serial,
+            incarnation=incarnation,
+            step=serial,
+            parent=parent,
+            manifest=self.versions[serial].manifest,
+        )
+        await self.bus.publish(POLICIES_PUBLISHED, RUN, message)
+
+    async def applied(self, serial: int, *, ok: bool = True, after: int = 0) -> tuple[PolicyApplied, int]:
+        """Waits for the announcement; returns it with how many were seen before it. Skips the first `after`."""
+        seen = 0
+        async with asyncio.timeout(60):
+            async for delivery in self.bus.deliveries([POLICIES_APPLIED], group=None, max_in_flight=16):
+                delivery.done()
+                seen += 1
+                m = delivery.message
+                if seen > after and m.serial == serial and m.ok == ok:
+                    return m, seen
+        raise AssertionError("unreachable")
+
+    @contextlib.asynccontextmanager
+    async def replica(self, **changes: Any) -> AsyncIterator[Inference]:
+        inference = Inference(self.settings.model_copy(update=changes), self.bus, self.objects)
+        stop = asyncio.Event()
+        async with inference.health:
+            running = asyncio.create_task(inference.run(stop))
+            try:
+                yield inference
+            finally:
+                stop.set()
+                await running
+
+
+def run(test: Any, tmp_path: Path) -> None:
+    async def body() -> None:
+        platform = Platform(tmp_path)
+        try:
+            await test(platform)
+        finally:
+            await platform.bus.close()
+
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+async def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session:
+        request = session.get(url + path) if body is None else session.post(url + path, json=body)
+        async with request as response:
+            return response.status, await response.json(content_type=None)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def body_of(tokens: list[int], new: int = 5, **more: Any) -> dict[str, Any]:
+    sampling = {"temperature": 1.0, "max_new_tokens": new, **more.pop("sampling", {})}
+    return {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, **more}
+
+
+def expected_logprobs(model: Transformer, prompt: list[int], sampled: list[int]) -> np.ndarray:
+    whole = torch.tensor(prompt + sampled)
+    out = model(whole, torch.arange(len(whole)), causal_rows(1, len(whole)))
+    table = model.logits(out.hidden_ND).log_softmax(-1)[len(prompt) - 1 : -1]
+    return table[torch.arange(len(sampled)), sampled].numpy()
+
+
+def start_process(platform: Platform, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
+    """`python -m services.inference`, ready."""
+    env = {**os.environ, "ETUDE_STATE": str(platform.state), "ETUDE_NAME": "replica", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "services.inference"], env={**env, **environment})
+    note = platform.state / "run" / "replica.json"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            found = json.loads(note.read_text())
+            if found["pid"] == process.pid and asyncio.run(ask(found["url"], "/readyz"))[0] == 200:
+                return process, found["url"]
+        assert process.poll() is None, "the service ended"
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError("not ready within 60 s")
