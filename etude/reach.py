@@ -6,6 +6,7 @@ Embedded adapters are not asked: they make what they need. Each server has `WITH
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,7 +80,10 @@ def _ledger(url: str) -> str:
 def _objects(url: str) -> str:
     from shared import objects
 
-    next(objects.connect(url).list("runs/"), None)
+    store, key = objects.connect(url), f"reach/{uuid.uuid4().hex}"
+    next(store.list("runs/"), None)
+    store.get(store.put(key, b"may this access key write, read and delete?"))
+    store.delete(key)
     return "S3"
 
 

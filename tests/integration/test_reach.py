@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from minio import MinioAdmin
+from minio.credentials import StaticProvider
 from sqlalchemy import text
 
 from etude import reach
@@ -91,6 +94,23 @@ def test_wrong_keys_of_the_object_store(
     ok, words = asked(tmp_path, monkeypatch, **{**need("ETUDE_OBJECTS"), variable: "geheim"})
     assert not ok
     assert (variable in words, advice in words, "geheim" in words) == (True, True, False)
+
+
+def test_an_access_key_that_may_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = need("ETUDE_OBJECTS")
+    owner = StaticProvider(named["ETUDE_S3_ACCESS_KEY"], named["ETUDE_S3_SECRET_KEY"])
+    admin = MinioAdmin(endpoint=named["ETUDE_OBJECTS"].rpartition("@")[2], credentials=owner, secure=False)
+    name, secret = f"reader-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    admin.user_add(name, secret)
+    try:
+        admin.attach_policy(["readonly"], user=name)
+        reader = {**named, "ETUDE_S3_ACCESS_KEY": name, "ETUDE_S3_SECRET_KEY": secret}
+        ok, words = asked(tmp_path, monkeypatch, **reader)
+    finally:
+        admin.user_remove(name)
+    assert not ok
+    assert "give it a policy" in words
+    assert secret not in words
 
 
 def test_a_ledger_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
