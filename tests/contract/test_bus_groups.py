@@ -166,7 +166,7 @@ def test_what_was_finished_out_of_order_comes_to_no_next_owner(world, go):
         assert await nothing_comes(deliveries, 2.0)
         for delivery in again:
             delivery.done()
-        await drained(second, world.topic, world.group)
+        await drained(second, world.topic, world.group, deliveries)
 
     go(scenario)
 
@@ -189,7 +189,7 @@ def test_a_long_handler_keeps_its_place_in_the_group(world, go, monkeypatch):
         (later,) = await take(deliveries, 1)
         later.done()
         assert later.message.what == "later"  # nor do the four come again
-        await drained(bus, world.topic, world.group)
+        await drained(bus, world.topic, world.group, deliveries)
 
     go(scenario)
 
