@@ -251,8 +251,8 @@ def _score(q, k, scores, seen):  # type: ignore[no-untyped-def]
 def _softmax(scores, bits, powers, best, seen):  # type: ignore[no-untyped-def]
     """scores[t] = exp(scores[t] - best); returns their sum.
 
-    Spelled out (Cephes' expf: exp(x) = 2^n * P(r), r = x - n ln 2, P of degree 7, below 2 ulp), because a call to the
-    library's exp keeps the loop from being vectorised: it was half of the attention's time."""
+    Spelled out (Cephes' expf: exp(x) = 2^n * P(r), r = x - n ln 2, P of degree 7), because a call to the library's exp keeps
+    the loop from being vectorised."""
     for t in range(seen):
         x = max(scores[t] - best, np.float32(-87.0))
         n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))

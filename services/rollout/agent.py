@@ -51,9 +51,8 @@ class Agent:
     workspace: Workspace = field(init=False)
     first_edit: dict[str, str] | None = None  # the files after the first edit alone
     spent: Counter[str] = field(default_factory=Counter)  # fields of Effort
-    failed: dict[int, Observation | None] = field(
-        default_factory=dict
-    )  # what was said of files that failed, by their hash
+    # Hash of files that failed -> what the test said; None: the task says that the given ones do.
+    failed: dict[int, Observation | None] = field(default_factory=dict)
     untested: int = 0  # edits since the last test
     forgiven: Counter[str] = field(default_factory=Counter)  # turns and edits that only came back to what had failed
     fault: str = ""  # of the present turn (shared.contracts.trajectory.Span)
@@ -62,7 +61,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(dict(self.problem.files))
-        self.failed[_state(self.problem.files)] = None  # the task says so
+        self.failed[_state(self.problem.files)] = None
 
     @property
     def effort(self) -> Effort:
