@@ -20,6 +20,7 @@ from shared.weights.checkpoint_objects import upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
+SURPRISES = Path(".cache")
 # Own problems: this share is held out for the report, chosen by a hash of the problem's relatives (pack.split_own).
 OWN_HELD_OUT = 0.2
 
@@ -47,7 +48,9 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
         pack = options.pack or make_pack()
     practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
     base = upload_directory(objects, f"runs/{run}/base", BASE)
-    surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack))
+    surprise = None
+    if not options.uniform_sampling:
+        surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack))
     config = configure(run, options, base, practice, held_out, surprise)
     return config, store_config(objects, config)
 
@@ -64,12 +67,13 @@ def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref
 
 
 def surprises(pack: Path) -> Path:
-    """How surprising the reference repairs of the practice problems are to the base policy. Cached beside the pack, by what
-    it is computed from."""
+    """How surprising the reference repairs of the practice problems are to the base policy. Cached by what it is computed
+    from."""
     digest = xxhash.xxh3_64()
-    for path in (BASE / "model.safetensors", *(pack / f"rl.{part}.jsonl.zst" for part in ("public", "hidden"))):
+    made_from = [BASE / name for name in ("model.safetensors", "config.json", "tokenizer.json", "etude.json")]
+    for path in [*made_from, *(pack / f"rl.{part}.jsonl.zst" for part in ("public", "hidden"))]:
         digest.update(path.read_bytes())
-    out = pack / f"surprise-{digest.hexdigest()}.json"
+    out = SURPRISES / f"surprise-{digest.hexdigest()}.json"
     if not out.exists():
         command = [sys.executable, "-m", "services.trainer.base", "surprise", "--pack", str(pack), "--out", str(out)]
         if code := subprocess.run(command).returncode:

@@ -6,8 +6,8 @@ shared.formats.Format and sees text only where a tool needs it; what is recorded
 Invariants:
 - Calls of one generation run in order, up to the first that fails: what follows it was written believing that it worked.
 - The last call that ran is answered by one observation, unless the attempt ends with it.
-- A test of files that have failed before is answered from memory and uses up no turn and no edit, `max_turns` times at
-  most: the caps are on what is tried. Its tokens count.
+- A test of files that have failed before uses up no turn and no edit, `max_turns` times at most: the caps are on what is
+  tried. Its tokens count. It is answered from memory, but for the given files' first one.
 - At a cap the work is submitted as it is, and scored. Only an InfrastructureError is no outcome.
 """
 

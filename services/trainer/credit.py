@@ -42,7 +42,8 @@ def assign(
         ]
     if max(rewards) <= 0 and lot >= credit.failed_share:
         return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
-    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
+    earned = rewards if max(rewards) > 0 else [0.0] * len(rewards)
+    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, earned, strict=True)]
     beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
     seen: dict[str, list[float]] = {}
     for turns, began in zip(returns, beginnings, strict=True):

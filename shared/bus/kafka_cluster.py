@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+import xxhash
+
 # How long a client looks for its first broker, and how it comes back to one that was away. A longer pause would add to
 # every outage; without one, a hundred consumers would hammer a broker that is starting.
 FIRST_CONTACT_MS = 10_000
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 2_000
 SERVER = r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
-NAME = r"[\w.-]{1,100}"
+NAME = r"[A-Za-z0-9._-]{1,60}"
 URL = re.compile(
     r"kafka://(?:(?P<user>[^:@/]+):(?P<password>[^@/]+)@)?"
     rf"(?P<servers>(?:{SERVER})(?:,(?:{SERVER}))*)(?:/(?P<prefix>[\w-]+))?/?"
@@ -32,7 +34,7 @@ URL = re.compile(
 # reaches our callers as errors, and our log once for each.
 logging.getLogger("kafka").propagate = False
 logging.getLogger("kafka").addHandler(logging.NullHandler())
-ALLOWED = "kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX][?tls=1][&instance=NAME]"
+ALLOWED = "kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX][?tls=1&instance=NAME]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class Cluster:
 
     def member(self, topics: Iterable[str]) -> str | None:
         """The static name of the consumer of these topics; None: it is a new member every time."""
-        return f"{self.instance}.{'-'.join(sorted(topics))}"[:200] if self.instance else None
+        if not self.instance:
+            return None
+        return f"{self.instance}.{xxhash.xxh3_64_hexdigest(' '.join(sorted(topics)).encode())}"
 
     def physical(self, name: str) -> str:
         """The cluster's name of one of our topics or groups."""

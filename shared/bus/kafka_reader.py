@@ -22,7 +22,13 @@ import structlog
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError
+from kafka.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
+)
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
@@ -34,6 +40,7 @@ from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
+LOOK_EVERY_S = 1.0  # with full hands: whether the group rebalances
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
@@ -77,7 +84,8 @@ class Reader(AsyncConsumerRebalanceListener):
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused: bool | None = False
-        self._next_commit = 0.0
+        self._notes = True  # what is finished beyond a position is told to the broker
+        self._next_commit = self._next_look = 0.0
         self._refused_since: float | None = None  # commits: the group is between two assignments
         self._back_off_s = BACK_OFF_S
         self._flushes: list[threading.Event] = []
@@ -111,6 +119,10 @@ class Reader(AsyncConsumerRebalanceListener):
         while not self._over():
             try:
                 self._read()
+            except FencedInstanceIdError:  # to come back would fence the other in its turn
+                self.inbox.close(
+                    BusUnavailable(f"{self._cluster}: another replica uses instance={self._cluster.instance}")
+                )
             except (KafkaError, BusUnavailable, OSError) as error:
                 log.error("bus.kafka", error=str(error) or repr(error), topics=list(self._topics), group=self.group)
                 self._lose(list(self._leases))
@@ -175,15 +187,21 @@ class Reader(AsyncConsumerRebalanceListener):
                     done.set()
             else:
                 self._flushes = flushes + self._flushes
-        refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
-        room = self.inbox.room() if refused_s < UNCOMMITTED_S else 0
+        refused = self._refused_since is not None and time.monotonic() - self._refused_since >= UNCOMMITTED_S
+        room = 0 if refused else self.inbox.room()
         if (room <= 0) is not self._paused:
             self._paused = room <= 0
             (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
         if self._paused:
-            consumer.poll(timeout_ms=0)  # stays in the group
-            self._signal.wait(POLL_MS / 1000)
-            self._signal.clear()
+            # A poll that may take no time stays in the group, but takes no part in a rebalance. A partition that has just
+            # come is not paused: what it brings counts.
+            look = refused or time.monotonic() >= self._next_look
+            self._take(consumer.poll(timeout_ms=POLL_MS if look else 0))
+            if look:
+                self._next_look = time.monotonic() + LOOK_EVERY_S
+            else:
+                self._signal.wait(POLL_MS / 1000)
+                self._signal.clear()
         else:
             self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
 
@@ -205,7 +223,11 @@ class Reader(AsyncConsumerRebalanceListener):
 
     def _finished(self, partition: TopicPartition) -> list[int]:
         """What an earlier owner settled beyond the position that it committed."""
-        known = None if self.group is None else self._consumer.committed(partition, metadata=True)
+        known = (
+            None
+            if self.group is None
+            else self._consumer.committed(partition, metadata=True, timeout_ms=1000 * COMMIT_WITHIN_S)
+        )
         return [] if known is None else read_ranges(known.offset, known.metadata or "")
 
     def _receive(self, lease: Lease, record: Any) -> Received | None:
@@ -253,7 +275,7 @@ class Reader(AsyncConsumerRebalanceListener):
             found = {}
             for partition in partitions:
                 if (lease := self._leases.get(partition)) is not None:
-                    position, finished = lease.standing()
+                    position, finished = lease.standing() if self._notes else (lease.tracker.position, "")
                     if (position, finished) != (lease.committed, lease.noted):
                         found[partition] = OffsetAndMetadata(position, finished, -1)
             return found
@@ -267,6 +289,9 @@ class Reader(AsyncConsumerRebalanceListener):
             return True
         try:
             self._consumer.commit(moved)
+        except OffsetMetadataTooLargeError:  # this broker takes less than is usual: positions alone, from now on
+            self._notes = False
+            return False
         except RebalanceInProgressError:
             self._refused_since = refused_since or time.monotonic()
             return False

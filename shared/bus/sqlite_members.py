@@ -163,6 +163,9 @@ class Membership:
             position, finished = lease.tracker.position, list(lease.tracker.finished())
             subscription.lose((lease.topic.name, lease.partition))
             subscription.gain(lease.topic, lease.partition, position, finished)
+            again = subscription.leases[lease.topic.name, lease.partition]
+            again.committed, again.noted = lease.committed, lease.noted
+            subscription.advanced.add(again)
 
     def _hand_back(
         self, subscription: Subscription, group: str, leases: list[Lease], now: float, at_once: bool

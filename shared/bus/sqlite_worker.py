@@ -292,6 +292,7 @@ class Worker:
                 finished = lease.tracker.was_finished(row.offset)
                 lease.tracker.give(row.offset)
                 if finished:
+                    subscription.advanced.add(lease)  # the position has moved
                     continue
             item = Received(subscription.inbox, lease, row.key, None, headers, row.offset, row.value)
             try:

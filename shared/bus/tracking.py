@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-LONGEST_RUN = 100_000  # offsets in one range: more than are ever in hand, and no bomb for who reads it
+TAG = "etude:"
+MOST = 100_000  # offsets in one text: more than are ever in hand, and no bomb for who reads it
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
 
 
@@ -33,6 +35,8 @@ class OffsetTracker:
         floor = self._given[-1] + 1 if self._given else self.position
         if offset < floor:
             raise ValueError(f"offset {offset} given out of order: expected at least {floor}")
+        if self._before:  # what lay before it and was not given is gone from the log
+            self._before = {o for o in self._before if o >= offset}
         self._given.append(offset)
         if offset in self._before:
             self._before.remove(offset)
@@ -67,24 +71,29 @@ class OffsetTracker:
 
 
 def write_ranges(position: int, offsets: Iterable[int], room: int) -> str:
-    """Rising offsets, relative to `position`: "3-7,9". What does not fit into `room` characters is left out: it comes again."""
+    """Rising offsets, relative to `position`: "etude:3-7,9"; "" for none. What does not fit into `room` characters is left
+    out: it comes again."""
     text = ""
-    for first, last in _runs(offsets):
+    room -= len(TAG)
+    for first, last in _runs(itertools.islice(offsets, MOST)):
         part = f"{first - position}" if first == last else f"{first - position}-{last - position}"
         longer = f"{text},{part}" if text else part
         if len(longer) > room:
             break
         text = longer
-    return text
+    return TAG + text if text else ""
 
 
 def read_ranges(position: int, text: str) -> list[int]:
     """What `write_ranges` wrote; [] for any other text: somebody else's metadata says nothing."""
+    if not text.startswith(TAG):
+        return []
     found: list[int] = []
-    for part in text.split(",") if text else []:
+    for part in text.removeprefix(TAG).split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not 0 <= last - first < LONGEST_RUN:
+        rising = not found or position + first > found[-1]
+        if not rising or not 0 <= last - first < MOST - len(found):
             return []
         found += range(position + first, position + last + 1)
     return found
@@ -95,7 +104,7 @@ def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
     for offset in offsets:
         if first is None or last is None:
             first = last = offset
-        elif offset == last + 1 and offset - first < LONGEST_RUN:
+        elif offset == last + 1:
             last = offset
         else:
             yield first, last

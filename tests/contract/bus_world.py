@@ -165,4 +165,5 @@ async def drained(bus: Bus, topic: Topic, group: str, deliveries: AsyncIterator[
     while await bus.lag([topic], group) != {topic.name: 0}:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     if answering:
+        assert not answering.done()
         answering.cancel()

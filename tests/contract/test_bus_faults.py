@@ -127,7 +127,8 @@ def test_a_storm_of_retries_ends_with_everything_done_once(world, go):
             else:
                 done[delivery.message.what] += 1
                 delivery.done()
-        assert median(tries.values()) == 4  # more where a member was taken for dead
+        # More only where a member was taken for dead, as the embedded bus takes nobody here.
+        assert set(tries.values()) == {4} if world.embedded else median(tries.values()) == 4
         await drained(bus, world.topic, world.group, deliveries)
 
     go(scenario)

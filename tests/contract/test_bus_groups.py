@@ -131,6 +131,19 @@ def test_work_that_ends_soon_is_not_given_twice_when_a_member_joins(world, go):
     go(scenario)
 
 
+def test_a_member_whose_hands_are_full_lets_another_join(world, go):
+    async def scenario():
+        one, two = world.open("one"), world.open("two")
+        await one.publish_many([(world.topic, str(i), alert(i)) for i in range(200)])
+        first = one.deliveries([world.topic], world.group, 1)
+        held = await take(first, 1)
+        await asyncio.sleep(1.0)  # it has read ahead as far as it may
+        await take(two.deliveries([world.topic], world.group, 1), 1)
+        held[0].done()
+
+    go(scenario)
+
+
 def test_work_that_outlasts_a_rebalance_goes_to_the_new_owner_and_its_late_answer_moves_nothing(world, go):
     async def scenario():
         one, two = world.open("one"), world.open("two")
@@ -167,6 +180,25 @@ def test_what_was_finished_out_of_order_comes_to_no_next_owner(world, go):
         for delivery in again:
             delivery.done()
         await drained(second, world.topic, world.group, deliveries)
+
+    go(scenario)
+
+
+def test_behind_what_an_earlier_owner_finished_the_log_is_empty(world, go):
+    async def scenario():
+        first, second = world.open("first"), world.open("second")
+        await first.publish_many([(world.topic, "one key", alert(i)) for i in range(600)])
+        held = await take(first.deliveries([world.topic], world.group, 1000), 600)
+        for delivery in held[1:]:
+            delivery.done()
+        await first.lag([world.topic], world.group)
+        await first.close()
+        deliveries = second.deliveries([world.topic], world.group, 1)
+        (again,) = await take(deliveries, 1)
+        assert again.message.what == "0"
+        again.done()
+        assert await nothing_comes(deliveries, 1.0)
+        await drained(second, world.topic, world.group)
 
     go(scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -127,7 +128,7 @@ def surprise(
             bar = bars.add_task("surprise of the reference repairs", total=1.0)
             found = of_pack(checkpoint, pack, split, lambda share: bars.update(bar, completed=share))
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = out.with_suffix(".unfinished")
+        unfinished = out.with_suffix(f".{os.getpid()}")  # two may compute the same
         unfinished.write_text(json.dumps({name: round(nats, 3) for name, nats in found.items()}) + "\n")
         unfinished.replace(out)
 

@@ -88,7 +88,7 @@ def test_of_the_groups_in_which_nothing_was_earned_a_share_teaches_its_faults() 
     left_out = credit.assign(group, [0.0, -0.1], TURN, lot=TURN.failed_share)
     assert not any(row.any() for (row,) in left_out)
     (broke, _), (edited, gave_up) = (
-        per_turn(row) for (row,) in credit.assign(group, [0.0, 0.0], TURN, lot=0.99 * TURN.failed_share)
+        per_turn(row) for (row,) in credit.assign(group, [-0.3, 0.0], TURN, lot=0.99 * TURN.failed_share)
     )
     assert broke < 0 < edited
     assert gave_up < 0
