@@ -47,6 +47,7 @@ METADATA_MS = 15_000  # a leader that assigned too little for want of metadata m
 UNCOMMITTED_S = 0.5  # a rebalance in which all answer is shorter
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
+LAST_COMMIT_S = 12.0  # of a member that leaves in the middle of a rebalance: longer than a session
 PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
 BACK_OFF_S, BACK_OFF_MAX_S = 0.5, 10.0
 
@@ -328,7 +329,7 @@ class Reader(AsyncConsumerRebalanceListener):
         while self._in_flight(list(self._leases)) and time.monotonic() < until:
             time.sleep(PAUSE_S)
         self._settle()
-        until = time.monotonic() + REVOKE_GRACE_S
+        until = time.monotonic() + LAST_COMMIT_S
         while not self._commit() and time.monotonic() < until:
             self._consumer.pause(*self._consumer.assignment())
             self._consumer.poll(timeout_ms=POLL_MS)
