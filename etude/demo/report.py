@@ -215,6 +215,12 @@ def plot(outcome: Outcome, path: Path) -> None:
     plt.close(figure)
 
 
+LEGEND = """`<L5>` is line 5 and `<i2>` its indentation; `<T1>` a visible test: arguments `<t>` expected `<got>` what the code
+gives. `<edit><L5> 0<got> 1<end>`: in line 5 the first ` 0` becomes ` 1`. `<obs>` is the answer to a test, `<broken>` to a call
+that could not be applied; too many of those end an attempt (`format_errors`). docs/base.md has the whole format.
+"""
+
+
 def readings(outcome: Outcome, objects: Objects) -> str:
     """Three problems that practice taught: an attempt before and one after, as text with the special tokens visible."""
     from shared.formats.registry import load_format
@@ -223,7 +229,9 @@ def readings(outcome: Outcome, objects: Objects) -> str:
     before, after = per_problem(outcome.before, "solved"), per_problem(outcome.after, "solved")
     taught = sorted((k for k in before if k in after), key=lambda k: (before[k] - after[k], k))[:3]
     parts = [
-        f"# Attempts before and after practice\n\nRun {outcome.config.run}, seed {outcome.options.seed}. Held-out problems.\n"
+        f"# Attempts before and after practice\n\nRun {outcome.config.run}, seed {outcome.options.seed}. The three of "
+        f"{len(before)} held-out problems that gained most, one attempt that failed before and one that passed after: not "
+        "typical.\n\n" + LEGEND
     ]
     for name in taught:
         parts.append(f"\n## {name}: solved {before[name]:.0%} before, {after[name]:.0%} after\n")
