@@ -1,10 +1,8 @@
 """The reading side of the bus on Kafka: one consumer in one thread per `deliveries()`.
 
 Invariants
-- Commits are the adapter's own, lowest contiguous offset per partition, never automatic; what is finished beyond it rides in
-  the commit's metadata, and the next owner does not hand it out again. A full inbox pauses its
-  partitions, so that the consumer stays in its group while nothing is read. So does a group that takes no commits for
-  longer than a moment: what is read meanwhile would all come again, should this member be left out of the next assignment.
+- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
+  partitions, so that the consumer stays in its group while nothing is read.
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
@@ -22,32 +20,22 @@ import structlog
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import (
-    CommitFailedError,
-    FencedInstanceIdError,
-    KafkaError,
-    OffsetMetadataTooLargeError,
-    RebalanceInProgressError,
-)
+from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
-from shared.bus.tracking import read_ranges
 from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
-LOOK_EVERY_S = 1.0  # with full hands: whether the group rebalances
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
-UNCOMMITTED_S = 0.5  # a rebalance in which all answer is shorter
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
-LAST_COMMIT_S = 12.0  # of a member that leaves in the middle of a rebalance: longer than a session
 PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
 BACK_OFF_S, BACK_OFF_MAX_S = 0.5, 10.0
 
@@ -85,9 +73,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused: bool | None = False
-        self._notes = True  # what is finished beyond a position is told to the broker
-        self._next_commit = self._next_look = 0.0
-        self._refused_since: float | None = None  # commits: the group is between two assignments
+        self._next_commit = 0.0
         self._back_off_s = BACK_OFF_S
         self._flushes: list[threading.Event] = []
         self._name = name
@@ -120,10 +106,6 @@ class Reader(AsyncConsumerRebalanceListener):
         while not self._over():
             try:
                 self._read()
-            except FencedInstanceIdError:  # to come back would fence the other in its turn
-                self.inbox.close(
-                    BusUnavailable(f"{self._cluster}: another replica uses instance={self._cluster.instance}")
-                )
             except (KafkaError, BusUnavailable, OSError) as error:
                 log.error("bus.kafka", error=str(error) or repr(error), topics=list(self._topics), group=self.group)
                 self._lose(list(self._leases))
@@ -188,55 +170,32 @@ class Reader(AsyncConsumerRebalanceListener):
                     done.set()
             else:
                 self._flushes = flushes + self._flushes
-        refused = self._refused_since is not None and time.monotonic() - self._refused_since >= UNCOMMITTED_S
-        room = 0 if refused else self.inbox.room()
+        room = self.inbox.room()
         if (room <= 0) is not self._paused:
             self._paused = room <= 0
             (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
         if self._paused:
-            # A poll that may take no time stays in the group, but takes no part in a rebalance. A partition that has just
-            # come is not paused: what it brings counts.
-            look = refused or time.monotonic() >= self._next_look
-            self._take(consumer.poll(timeout_ms=POLL_MS if look else 0))
-            if look:
-                self._next_look = time.monotonic() + LOOK_EVERY_S
-            else:
-                self._signal.wait(POLL_MS / 1000)
-                self._signal.clear()
+            consumer.poll(timeout_ms=0)  # stays in the group
+            self._signal.wait(POLL_MS / 1000)
+            self._signal.clear()
         else:
             self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
 
     def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
         items = []
         with self._lock:
-            fresh = [partition for partition in records if partition not in self._leases]
-        finished = {partition: self._finished(partition) for partition in fresh}
-        with self._lock:
             for partition, found in records.items():
                 lease = self._leases.get(partition)
                 if lease is None:
-                    topic, known = self._topics[partition.topic], finished.get(partition, ())
-                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, known)
+                    topic = self._topics[partition.topic]
+                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
                 items += [item for record in found if (item := self._receive(lease, record)) is not None]
         if items:
             self._back_off_s = BACK_OFF_S
             self.inbox.offer(items)
 
-    def _finished(self, partition: TopicPartition) -> list[int]:
-        """What an earlier owner settled beyond the position that it committed."""
-        known = (
-            None
-            if self.group is None
-            else self._consumer.committed(partition, metadata=True, timeout_ms=1000 * COMMIT_WITHIN_S)
-        )
-        return [] if known is None else read_ranges(known.offset, known.metadata or "")
-
     def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
-        letters."""
-        if lease.tracker.was_finished(record.offset):
-            lease.tracker.give(record.offset)
-            return None
+        """None for a message that cannot be read: it is on its way to the dead letters."""
         headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
         key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
         lease.tracker.give(record.offset)
@@ -273,36 +232,30 @@ class Reader(AsyncConsumerRebalanceListener):
         if self.group is None:
             return {}
         with self._lock:
-            found = {}
-            for partition in partitions:
-                if (lease := self._leases.get(partition)) is not None:
-                    position, finished = lease.standing() if self._notes else (lease.tracker.position, "")
-                    if (position, finished) != (lease.committed, lease.noted):
-                        found[partition] = OffsetAndMetadata(position, finished, -1)
-            return found
+            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
+            return {
+                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
+                for partition, lease in leases.items()
+                if lease.tracker.position > lease.committed
+            }
 
     def _commit(self) -> bool:
         """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
-        refused_since, self._refused_since = self._refused_since, None
         moved = self._moved(list(self._leases))
         if not moved:
             return True
         try:
             self._consumer.commit(moved)
-        except OffsetMetadataTooLargeError:  # this broker takes less than is usual: positions alone, from now on
-            self._notes = False
-            return False
         except RebalanceInProgressError:
-            self._refused_since = refused_since or time.monotonic()
             return False
         except CommitFailedError as error:  # the group went on without us: somebody else reads them again
             log.warning("bus.commit_fenced", group=self.group, error=str(error))
             return True
         with self._lock:
             for partition, offset in moved.items():
-                if (lease := self._leases.get(partition)) is not None:
-                    lease.committed, lease.noted = offset.offset, offset.metadata
+                if partition in self._leases:
+                    self._leases[partition].committed = offset.offset
         return True
 
     def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
@@ -329,7 +282,7 @@ class Reader(AsyncConsumerRebalanceListener):
         while self._in_flight(list(self._leases)) and time.monotonic() < until:
             time.sleep(PAUSE_S)
         self._settle()
-        until = time.monotonic() + LAST_COMMIT_S
+        until = time.monotonic() + REVOKE_GRACE_S
         while not self._commit() and time.monotonic() < until:
             self._consumer.pause(*self._consumer.assignment())
             self._consumer.poll(timeout_ms=POLL_MS)
