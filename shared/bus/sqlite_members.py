@@ -7,7 +7,7 @@ what is in flight is settled, after REVOKE_GRACE_S in any case.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -55,8 +55,9 @@ class Subscription:
             item.lease.tracker.done(item.offset)
             self.advanced.add(item.lease)
 
-    def uncommitted(self) -> list[Lease]:
-        return [lease for lease in self.advanced if lease.standing() != (lease.committed, lease.noted)]
+    def uncommitted(self) -> dict[Lease, Position]:
+        stands = {lease: Position(*lease.standing()) for lease in self.advanced}
+        return {lease: at for lease, at in stands.items() if at != (lease.committed, lease.noted)}
 
 
 class Membership:
@@ -76,9 +77,9 @@ class Membership:
         """After a failed transaction: what is held is compared with what the file says."""
         self._seen = -1
 
-    def commit(self, subscription: Subscription, leases: list[Lease]) -> None:
+    def commit(self, subscription: Subscription, stands: Mapping[Lease, Position]) -> None:
         if subscription.group is not None:
-            positions = [(lease.topic.name, lease.partition, Position(*lease.standing())) for lease in leases]
+            positions = [(lease.topic.name, lease.partition, at) for lease, at in stands.items()]
             self._store.commit(subscription.group, positions, subscription.member)
 
     def beat(self, now: float, last: bool) -> None:
@@ -179,7 +180,7 @@ class Membership:
             else:
                 released.setdefault(lease.topic.name, []).append(lease)
         for name, gone in released.items():
-            self.commit(subscription, gone)
+            self.commit(subscription, {lease: Position(*lease.standing()) for lease in gone})
             self._store.release(group, name, [lease.partition for lease in gone], subscription.member)
             for lease in gone:
                 subscription.lose((name, lease.partition))

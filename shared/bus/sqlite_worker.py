@@ -211,24 +211,24 @@ class Worker:
         buried = [(s, *entry) for s in self._members.subscriptions for entry in s.burying]
         for subscription, item, _ in buried:
             subscription.acknowledge(item)
-        moved = [(s, leases) for s in self._members.subscriptions if commit and (leases := s.uncommitted())]
+        moved = [(s, stands) for s in self._members.subscriptions if commit and (stands := s.uncommitted())]
         if not (appends or buried or moved or beat):
             return
         with self._store.write():
             for rows, _ in appends:
                 self._store.append(rows)
             self._append_dead_letters(buried)
-            for subscription, leases in moved:
-                self._members.commit(subscription, leases)
+            for subscription, stands in moved:
+                self._members.commit(subscription, stands)
             if beat:
                 self._members.beat(now, last)
         for _, future in appends:
             _resolve(future, None, None)
         for subscription, *_ in buried:
             subscription.burying.clear()
-        for subscription, leases in moved:
-            for lease in leases:
-                lease.committed, lease.noted = lease.standing()
+        for subscription, stands in moved:
+            for lease, at in stands.items():
+                lease.committed, lease.noted = at
             subscription.advanced.clear()
         self._next_commit = now + COMMIT_EVERY_S
         self._tails_stale = self._tails_stale or bool(appends)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -21,25 +21,25 @@ class OffsetTracker:
     `finished` beyond, it gets that not again either.
     """
 
-    __slots__ = ("_before", "_given", "_open", "position")
+    __slots__ = ("_before", "_given", "_open", "_passed", "position")
 
     def __init__(self, position: int, before: Iterable[int] = ()) -> None:
         """`before`: offsets beyond `position` that an earlier consumer finished."""
         self.position = position  # the next offset to read after a restart; this is what gets committed
         self._given: deque[int] = deque()  # rising; the first one is always open
         self._open: set[int] = set()
-        self._before = {offset for offset in before if offset >= position}
+        self._before = sorted(offset for offset in before if offset >= position)
+        self._passed = 0  # so many of them lie before the last offset given: counted there, or gone from the log
 
     def give(self, offset: int) -> None:
         """`offset` goes out to the consumer. Raises ValueError unless it is beyond all given before."""
         floor = self._given[-1] + 1 if self._given else self.position
         if offset < floor:
             raise ValueError(f"offset {offset} given out of order: expected at least {floor}")
-        if self._before:  # what lay before it and was not given is gone from the log
-            self._before = {o for o in self._before if o >= offset}
+        finished = self.was_finished(offset)
+        self._passed = bisect_right(self._before, offset, self._passed)
         self._given.append(offset)
-        if offset in self._before:
-            self._before.remove(offset)
+        if finished:
             self._advance()
         else:
             self._open.add(offset)
@@ -53,12 +53,13 @@ class OffsetTracker:
 
     def was_finished(self, offset: int) -> bool:
         """Whether an earlier consumer finished it: to be given, for the count's sake, but not to anybody."""
-        return offset in self._before
+        at = bisect_left(self._before, offset, self._passed)
+        return at < len(self._before) and self._before[at] == offset
 
     def finished(self) -> Iterator[int]:
         """What is done beyond `position`, rising."""
         given = [offset for offset in self._given if offset not in self._open]
-        return heapq.merge(given, sorted(self._before))
+        return itertools.chain(given, itertools.islice(self._before, self._passed, None))
 
     @property
     def open(self) -> int:
