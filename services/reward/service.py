@@ -138,6 +138,7 @@ class RewardService:
             effort=message.effort,
             stop=message.stop,
             oldest_version=message.oldest_version,
+            newest_version=message.newest_version,
         )
         await self._bus.publish(topics.ROLLOUTS_SCORED, message.key.attempt, scored)
         metrics.SCORED.labels(message.run, "solved" if graded.verdict.solved else "unsolved").inc()

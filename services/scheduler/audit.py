@@ -234,26 +234,27 @@ def _lost(ledger: _Ledger) -> Iterator[Finding]:
 
 
 def _ages(ledger: _Ledger) -> Iterator[tuple[Row[Any], int]]:
-    """Every trained fact, dead lineages too, with the age of its oldest sample on the lineage that trained it."""
-    oldest: dict[str, list[int]] = defaultdict(list)
+    """Every trained fact, dead lineages too, with the age of its farthest sample on the lineage that trained it: the
+    greater of what the versions of its attempts say and of what the trainer, which saw every token, reported."""
+    versions: dict[str, set[int]] = defaultdict(set)
     for attempt in ledger.attempts:
-        if attempt.state == AttemptState.grouped and attempt.oldest_version is not None:
-            oldest[attempt.group_id].append(attempt.oldest_version)
+        if attempt.state == AttemptState.grouped and (oldest := attempt.oldest_version) is not None:
+            versions[attempt.group_id].update(range(oldest, max(oldest, attempt.newest_version or 0) + 1))
     lineages: dict[int, Lineage] = {}
     for fact in ledger.trained:
         if fact.incarnation not in lineages:
             lineages[fact.incarnation] = ledger.lineage.at(fact.incarnation)
         lineage = lineages[fact.incarnation]
-        known = [ledger.policies[v] for v in oldest[fact.group_id] if v in ledger.policies]
+        known = [ledger.policies[v] for v in versions[fact.group_id] if v in ledger.policies]
         positions = [lineage.position(p.incarnation, p.step) for p in known]
-        yield fact, fact.step - 1 - min(positions, default=fact.step - 1)
+        yield fact, max(fact.reported_age, fact.step - 1 - min(positions, default=fact.step - 1))
 
 
 def _too_old(ages: list[tuple[Row[Any], int]], bound: int) -> Finding:
     rows = [
         f"{fact.group_id}: {age} steps at step {fact.step} of incarnation {fact.incarnation}"
         for fact, age in ages
-        if max(age, fact.reported_age) > bound
+        if age > bound
     ]
     return Finding("staleness", f"groups with a sample older than {bound} steps when it was trained", rows)
 

@@ -135,7 +135,7 @@ def _close(ws: WorkingSet, group: Group, now: float) -> None:
     group.solved = sum(a.solved for a in survivors)
     group.turns = sum(e.turns for e in efforts) / count
     group.thinking_tokens = sum(e.thinking_tokens for e in efforts) / count
-    group.oldest_versions = sorted({a.standing for a in survivors})
+    group.versions = sorted({version for a in survivors for version in a.versions})
     ws.head.last_ready += 1
     group.state, group.sequence, group.closed_at, group.step = GroupState.ready, ws.head.last_ready, now, ws.tip
     ws.event(now, "group.ready", group.id, sequence=group.sequence, members=[a.id for a in survivors])
@@ -180,7 +180,7 @@ def announce(ws: WorkingSet, now: float) -> None:
         return
     assert ws.config
     queue = sorted(ws.waiting.values(), key=lambda g: g.sequence or 0)
-    ages = [min((ws.position(v) for v in g.oldest_versions), default=ws.tip) for g in queue]
+    ages = [min((ws.position(v) for v in g.versions), default=ws.tip) for g in queue]
     late = [g for g, fine in zip(queue, ws.schedule_gate.in_time(ages, trained=ws.slots), strict=True) if not fine]
     for group in late:
         drop(ws, group, f"older than {ws.config.schedule.max_staleness} steps by the time it would be trained", now)
@@ -370,7 +370,9 @@ def ask(ws: WorkingSet, attempt: Attempt, now: float, *, epoch: int) -> None:
         serving = [r.serial for r in ws.replicas.values() if r.ok and r.pool == "rollout"]
         attempt.policy_floor = max(attempt.policy_floor, min(serving, default=0))
         attempt.requested_at, attempt.heard_at, attempt.worker, attempt.reason = now, now, "", ""
-        attempt.oldest_version = attempt.claimed_at = attempt.finished_at = attempt.cancelled_at = None
+        attempt.oldest_version = attempt.newest_version = attempt.claimed_at = attempt.finished_at = (
+            attempt.cancelled_at
+        ) = None
         attempt.stop = attempt.seconds = attempt.trajectory = attempt.effort = None
     pack, pack_hidden = ws.packs[ws.catalogue.packs[ws.catalogue.index[group.problem]]]
     request = m.RolloutRequested(

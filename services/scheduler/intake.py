@@ -116,6 +116,7 @@ def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]
 
 def _finished(attempt: Attempt, message: m.RolloutFinished | m.RolloutScored, now: float) -> None:
     attempt.saw(message.oldest_version)
+    attempt.newest_version = max(message.newest_version, attempt.oldest_version or 0)
     attempt.finished_at = attempt.finished_at or now
     if attempt.trajectory is None:
         attempt.trajectory, attempt.effort, attempt.stop = message.trajectory, message.effort, message.stop.value
@@ -225,8 +226,8 @@ def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
         ws.trained.add(name)
         ws.catalogue.take(ws.announced[name])  # trained is trained, even if the ledger had given the group up
         group = ws.waiting.pop(name, None)
-        if group and group.oldest_versions and ws.config:
-            age = message.step - 1 - min(ws.position(version) for version in group.oldest_versions)
+        if group and group.versions and ws.config:
+            age = message.step - 1 - min(ws.position(version) for version in group.versions)
             if age > ws.config.schedule.max_staleness:
                 late.append(f"{name}: {age} steps")
     if late:

@@ -79,7 +79,7 @@ def _load_groups(connection: Connection, ws: WorkingSet) -> None:
             solved=r.solved,
             turns=r.turns,
             thinking_tokens=r.thinking_tokens,
-            oldest_versions=list(r.oldest_versions),
+            versions=list(r.versions),
             step=r.step,
             reason=r.reason,
         )
@@ -132,6 +132,7 @@ def attempts_of(connection: Connection, run: str, groups: list[str], now: float)
             requested_at=r.requested_at,
             heard_at=now,
             oldest_version=r.oldest_version,
+            newest_version=r.newest_version,
             worker=r.worker,
             claimed_at=r.claimed_at,
             finished_at=r.finished_at,

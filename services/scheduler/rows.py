@@ -39,7 +39,7 @@ def group_row(run: str, group: Group) -> dict[str, Any]:
         "solved": group.solved,
         "turns": group.turns,
         "thinking_tokens": group.thinking_tokens,
-        "oldest_versions": group.oldest_versions,
+        "versions": group.versions,
         "step": group.step,
         "reason": group.reason,
     }
@@ -55,6 +55,7 @@ def attempt_row(run: str, attempt: Attempt) -> dict[str, Any]:
         "state": attempt.state.value,
         "policy_floor": attempt.policy_floor,
         "oldest_version": attempt.oldest_version,
+        "newest_version": attempt.newest_version,
         "worker": attempt.worker,
         "requested_at": attempt.requested_at,
         "claimed_at": attempt.claimed_at,

@@ -39,6 +39,7 @@ class Attempt:
     requested_at: float
     heard_at: float
     oldest_version: int | None = None
+    newest_version: int | None = None
     worker: str = ""
     claimed_at: float | None = None
     finished_at: float | None = None
@@ -64,8 +65,14 @@ class Attempt:
         """The oldest serial that it can stand on: that of its tokens, or before the first the floor of its request."""
         return self.policy_floor if self.oldest_version is None else self.oldest_version
 
+    @property
+    def versions(self) -> range:
+        """The serials that its tokens may have. The oldest is not always the farthest: on a branch that a fork cut off,
+        a newer version has gone farther from the weights that survived."""
+        return range(self.standing, max(self.standing, self.newest_version or 0) + 1)
+
     def saw(self, version: int) -> bool:
-        """A version of one of its tokens. Only the oldest matters. True: it is older than all before."""
+        """A version of one of its tokens. True: it is older than all before."""
         if version < 0 or (self.oldest_version is not None and self.oldest_version <= version):
             return False
         self.oldest_version = version
@@ -89,7 +96,7 @@ class Group:
     solved: int = 0
     turns: float = 0.0
     thinking_tokens: float = 0.0
-    oldest_versions: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # serials that its members' tokens may have
     step: int = 0
     reason: str = ""
     attempts: list[Attempt] = field(default_factory=list)  # while it is open; a ready one loads them to be announced

@@ -145,6 +145,7 @@ class RolloutScored(_Message, frozen=True, kw_only=True):
     effort: Effort
     stop: StopReason
     oldest_version: int
+    newest_version: int = -1  # -1: not said
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):

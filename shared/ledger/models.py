@@ -117,7 +117,7 @@ class Group(Base):
     solved: Mapped[int]  # of the members
     turns: Mapped[float]  # mean per member
     thinking_tokens: Mapped[float]  # mean per member
-    oldest_versions: Mapped[list[int]]  # distinct, of the members
+    versions: Mapped[list[int]]  # serials that the members' tokens may have
     step: Mapped[int]  # of the surviving lineage when it closed
     reason: Mapped[str]
 
@@ -142,6 +142,7 @@ class Attempt(Base):
     state: Mapped[str]
     policy_floor: Mapped[int]
     oldest_version: Mapped[int | None]  # of its sampled tokens so far; None: no token yet
+    newest_version: Mapped[int | None]  # of its sampled tokens; None: not finished
     worker: Mapped[str]
     requested_at: Mapped[float]  # of this epoch, as all that follows
     claimed_at: Mapped[float | None]

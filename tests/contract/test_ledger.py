@@ -29,7 +29,7 @@ RUN = {
 GROUP = {
     "run_id": "r", "group_id": "g", "problem_id": "p", "number": 0, "draw": 1, "state": "open", "size": 2, "sequence": None,
     "reward_config": "default", "requested_at": 0.0, "members": 0, "solved": 0, "turns": 0.0, "thinking_tokens": 0.0,
-    "oldest_versions": [], "step": 0, "reason": "",
+    "versions": [], "step": 0, "reason": "",
 }  # fmt: skip
 ATTEMPT = {
     "run_id": "r", "attempt_id": "a", "group_id": "g", "place": 0, "epoch": 0, "state": "requested", "policy_floor": 0,
@@ -84,6 +84,24 @@ def test_the_newest_migration_is_the_one_that_the_code_reads() -> None:
 def test_migrating_again_changes_nothing(engine: Engine) -> None:
     ledger.upgrade(engine)
     ledger.require_current(engine)
+
+
+def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engine) -> None:
+    with engine.begin() as connection:
+        for statement in (
+            "UPDATE groups SET versions = '[3, 5]'",
+            "ALTER TABLE groups RENAME COLUMN versions TO oldest_versions",
+            "ALTER TABLE attempts DROP COLUMN newest_version",
+            "UPDATE alembic_version SET version_num = '0001'",
+        ):
+            connection.execute(text(statement))
+    with pytest.raises(ledger.LedgerOutdated):
+        ledger.require_current(engine)
+    ledger.upgrade(engine)
+    ledger.require_current(engine)
+    with engine.begin() as connection:
+        assert connection.execute(select(T["groups"].c.versions)).scalars().all() == [[3, 5]]
+        assert connection.execute(select(T["attempts"].c.newest_version)).scalars().all() == [None]
 
 
 def test_a_problem_lives_in_one_group_at_a_time(engine: Engine) -> None:

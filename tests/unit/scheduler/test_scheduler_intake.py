@@ -348,3 +348,25 @@ def test_a_restarted_scheduler_knows_what_the_old_one_knew(room: Room) -> None:
     assert [x.tolist() for x in found.hardness.posterior(*kinds)] == [
         x.tolist() for x in old.hardness.posterior(*kinds)
     ]
+
+
+@pytest.mark.parametrize(("newest", "announced"), [(2, True), (3, False)])
+def test_after_a_fork_a_groups_newest_version_may_be_its_farthest(room: Room, newest: int, announced: bool) -> None:
+    """Steps 2 and 3 are cut off, and the group has its place in step 3, which trains the weights of step 2. A token of the
+    dead step 2 is one step back to the fork and one forward; of the dead step 3 it is two back: three, over the bound."""
+    publish = [
+        m.PolicyPublished(run=RUN, serial=serial, incarnation=0, step=serial, parent=serial - 1, manifest=REF)
+        for serial in (1, 2, 3)
+    ]
+    room.tell(publish[0], m.StepCommitted(run=RUN, incarnation=0, step=1, serial=1, groups={}), *publish[1:])
+    *ahead, group = list(room.ws.open.values())[:4]
+    for other in ahead:
+        room.tell(*[room.scored(room.key(a), oldest_version=1, newest_version=1) for a in other.attempts])
+    *keys, last = [room.key(a) for a in group.attempts]
+    room.tell(*[room.scored(key, oldest_version=2, newest_version=2) for key in keys])
+    room.tell(room.scored(last, oldest_version=2, newest_version=newest))
+    room.desk = Desk(Store(room.engine), lambda ref: room.run_config)  # what counts is what was written down
+    room.tell(m.IncarnationStarted(run=RUN, incarnation=1, step=1, parent=0))
+    told = [said.group for said in room.said if isinstance(said, m.GroupReady)]
+    assert (group.id in told) is announced
+    assert {other.id for other in ahead} <= set(told)
