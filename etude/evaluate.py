@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.prepare import DemoError, configure, own_problems, store_config, upload_pack, write_split
 from etude.demo.report import figures_of
-from etude.demo.watch import watching
+from etude.demo.watch import Evaluation, evaluation_end, say, watching
 from etude.supervisor import ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
@@ -86,8 +87,10 @@ async def measure(
                 await conductor.served(0)
                 there = count_problems(pack, split)
                 total = (samples + 1) * min(limit or there, there)
-                async with watching(console, conductor.progress, title, total, "evaluation"):
+                started = time.monotonic()
+                async with watching(console, title, total, Evaluation(conductor.progress, 0, total)):
                     report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
+                say(console, title, evaluation_end(report, time.monotonic() - started))
             await bus.close()
             return report
 

@@ -105,8 +105,8 @@ class Outcome:
             "lost": self.audit.get("lost"),
             "staleness_violations": self.audit.get("staleness_violations"),
             "greatest_age": max((s.age for s in steps), default=0),
-            "attempts": len(self.progress.scored),
-            "tokens": self.progress.tokens,
+            "attempts": len(self.progress.practice.attempts),
+            "tokens": self.progress.practice.tokens,
             "counts": {"bus": self.progress.counts(), "ledger": self.audit.get("counts", {})},
             "seconds": {
                 "prepare": self.prepared_s,
