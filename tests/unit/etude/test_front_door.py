@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,9 @@ import pytest
 
 from etude import supervisor as s
 from etude.demo.prepare import DemoError, own_problems
-from etude.status import collect
+from etude.status import collect, show
+from shared.settings import ServiceSettings
+from shared.telemetry import Health
 
 
 @pytest.fixture
@@ -128,3 +131,17 @@ def test_status_leaves_out_a_replica_whose_machine_is_gone_and_names_one_that_do
             (tmp_path / "run" / f"{name}.json").write_text(json.dumps(told))
         rows = collect(tmp_path)
     assert [(row["name"], row["state"]) for row in rows] == [("rollout-b", "down")]
+
+
+def test_status_says_what_a_service_waits_on_and_for_how_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with Health("trainer", ServiceSettings(state=tmp_path, name="trainer")) as health:
+            health.wait_on("groups")
+            health.wait_on("the bus")
+            await asyncio.to_thread(show, tmp_path, as_json=False)
+
+    monkeypatch.setenv("COLUMNS", "160")
+    asyncio.run(scenario())
+    assert "groups, for 0 s; the bus, for 0 s" in capsys.readouterr().out
