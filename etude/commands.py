@@ -217,13 +217,30 @@ def demo(
 
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory (Hugging Face layout + etude.json).")],
-    problems: Annotated[Path, typer.Option(help="Problems, JSONL (docs/problems.md).")],
+    problems: Annotated[Path | None, typer.Option(help="Problems of your own, JSONL (docs/problems.md).")] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="A pack instead (.cache/pack, etude tasks mutate --out DIR).")
+    ] = None,
+    split: Annotated[
+        Literal["dev", "held_out"] | None,
+        typer.Option(help="Which part of the pack: held_out where left out; dev while you still try things."),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
     json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
-    _require_machine(Path(tempfile.gettempdir()))
-    from etude.evaluate import run
+    from etude.evaluate import Split, run
 
-    raise typer.Exit(run(checkpoint, problems, samples, json, limit))
+    what: Path | Split
+    if problems and not pack:
+        what = problems
+        if split:
+            raise typer.BadParameter("a file of problems has no splits; it goes with --pack", param_hint="--split")
+    elif pack and not problems:
+        what = Split(pack, split or "held_out")
+    else:
+        found = "both" if pack else "neither"
+        raise typer.BadParameter(f"found {found}; give one of them", param_hint="--problems FILE, --pack DIR")
+    _require_machine(Path(tempfile.gettempdir()))
+    raise typer.Exit(run(checkpoint, what, samples, json, limit))

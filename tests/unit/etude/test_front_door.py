@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from etude import commands
 from etude import supervisor as s
-from etude.demo.prepare import DemoError, own_problems
+from etude.demo.prepare import BASE, DemoError, own_problems
 from etude.status import collect, show
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
@@ -145,3 +148,46 @@ def test_status_says_what_a_service_waits_on_and_for_how_long(
     monkeypatch.setenv("COLUMNS", "160")
     asyncio.run(scenario())
     assert "groups, for 0 s; the bus, for 0 s" in capsys.readouterr().out
+
+
+@pytest.fixture
+def front_door() -> typer.Typer:
+    app = typer.Typer()
+    commands.register(app)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "found neither"),
+        (["--problems", "own.jsonl", "--pack", "."], "found both"),
+        (["--problems", "own.jsonl", "--split", "dev"], "goes with --pack"),
+        (["--pack", ".", "--split", "rl"], "'dev', 'held_out'"),
+    ],
+)
+def test_an_evaluation_is_of_a_file_or_of_a_split_and_says_so(
+    front_door: typer.Typer, arguments: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(front_door, ["eval", "--checkpoint", ".", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_an_evaluation_of_a_folder_that_is_no_pack_names_what_is_missing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", "eval", "--checkpoint", str(BASE), "--pack", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "held_out.public.jsonl.zst: missing" in done.stderr.replace("\n", "")
+
+
+def test_the_options_of_the_demo_are_grouped_and_its_examples_shown(front_door: typer.Typer) -> None:
+    text = CliRunner().invoke(front_door, ["demo", "--help"], env={"COLUMNS": "100"}).output
+    assert "etude demo --minutes 2 --eval-problems 50" in text
+    titles = ["Options", *(commands.PROBLEMS, commands.FIGURES, commands.RECIPE, commands.MACHINE)]
+    places = [text.index(f"─ {title} ─") for title in titles]
+    assert places == sorted(places)
