@@ -1,16 +1,19 @@
-"""What the demo says while it runs: each phase speaks of itself alone, and says at its end what it came to."""
+"""What the demo says while it runs: each phase speaks of itself alone, and says at its end what it came to. And its plot."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 
+import pytest
 from rich.console import Console
 
+from etude.demo.options import DemoOptions
 from etude.demo.progress import Progress
+from etude.demo.report import Outcome, plot
 from etude.demo.watch import Evaluation, Practice, evaluation_end, watching
 from shared.contracts import messages as m
-from shared.contracts.run import Purpose, Ref
+from shared.contracts.run import Purpose, Ref, RunConfig, ScheduleConfig
 
 REF = Ref(key="x", size=1, checksum="0" * 32)
 NOW = 1000.0
@@ -81,3 +84,24 @@ def test_without_a_terminal_the_figures_come_as_plain_lines() -> None:
     out = io.StringIO()
     asyncio.run(scenario(Console(file=out, force_terminal=False)))
     assert out.getvalue() == "held-out, before: no attempt of 8 is scored yet\n"
+
+
+@pytest.mark.parametrize(("hardness", "note"), [(True, "held-out ones, drawn by hardness)"), (False, "held-out ones)")])
+def test_the_plot_says_that_practice_is_on_other_problems_and_counts_ages_in_whole_steps(
+    hardness: bool, note: str
+) -> None:
+    progress = Progress()
+    for number in range(1, 8):
+        progress.see(step(number, 0.3), NOW + 60 * number)
+    figures = {key: 0.3 for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "first_edit", "best_of_k")}
+    evaluation = {
+        "figures": {**figures, "tokens_per_solved": 9.0, "problems": 4, "samples": 2, "infrastructure_errors": 0},
+        "problems": {},
+    }
+    config = RunConfig(
+        run="r", base=REF, pack=REF, pack_hidden=REF, schedule=ScheduleConfig(hardness_sampling=hardness)
+    )
+    outcome = Outcome(DemoOptions(), config, evaluation, evaluation, progress, audit={}, prepared_s=0.0)
+    practice, _, ages = plot(outcome).axes
+    assert practice.get_xlabel().endswith(note)
+    assert ages.get_yticks().tolist() == [0, 1, 2, 3]
