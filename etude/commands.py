@@ -12,7 +12,8 @@ from etude import doctor as machine
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 
-BasePort = Annotated[int, typer.Option(help="Ports of the services count from here; 0: free ones.", min=0, max=65000)]
+# Panels of `etude demo --help`, beside the options that most will want.
+PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an ablation", "This machine"
 
 
 def register(app: typer.Typer) -> None:
@@ -118,36 +119,71 @@ def doctor(state: State = Path(".etude")) -> None:
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
     minutes: Annotated[
         float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)
     ] = 10.0,
-    problems: Annotated[
-        Path | None, typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).")
-    ] = None,
-    pack: Annotated[Path | None, typer.Option(help="A pack made before (etude tasks mutate --out DIR).")] = None,
-    report: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path("report.json"),
-    state: State = Path(".etude"),
+    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,
-    eval_problems: Annotated[int, typer.Option(help="Held-out problems in the report; 0: all.", min=0)] = 400,
-    eval_samples: Annotated[int, typer.Option(help="Attempts per held-out problem.", min=1)] = 8,
-    control: Annotated[
-        Literal["none", "sft"], typer.Option(help="sft: spend the same minutes on more supervised fine-tuning instead.")
-    ] = "none",
-    staleness: Annotated[int, typer.Option(help="Steps that a sample may be old.", min=0)] = 2,
-    router_replay: Annotated[bool, typer.Option(help="Train with the experts that the sampler used.")] = True,
-    length_penalty: Annotated[bool, typer.Option(help="Subtract the nonlinear length penalty.")] = True,
-    uniform_sampling: Annotated[bool, typer.Option("--uniform-sampling", help="No hardness upsampling.")] = False,
+    problems: Annotated[
+        Path | None,
+        typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).", rich_help_panel=PROBLEMS),
+    ] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="A pack made before (etude tasks mutate --out DIR).", rich_help_panel=PROBLEMS)
+    ] = None,
+    report: Annotated[
+        Path, typer.Option(help="Where the figures go, as JSON; plot and text beside it.", rich_help_panel=FIGURES)
+    ] = Path("report.json"),
+    eval_problems: Annotated[
+        int, typer.Option(help="Held-out problems in the report; 0: all.", min=0, rich_help_panel=FIGURES)
+    ] = 400,
+    eval_samples: Annotated[
+        int, typer.Option(help="Attempts per held-out problem.", min=1, rich_help_panel=FIGURES)
+    ] = 8,
     credit: Annotated[
         Literal["turn", "attempt"],
-        typer.Option(help="Who earns the reward: the turns that brought it about, or the whole attempt (Dr. GRPO)."),
+        typer.Option(
+            help="Who earns the reward: the turns that brought it about, or the whole attempt (Dr. GRPO).",
+            rich_help_panel=RECIPE,
+        ),
     ] = "turn",
-    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
-    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
-    group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
-    base_port: BasePort = machine.BASE_PORT,
+    staleness: Annotated[int, typer.Option(help="Steps that a sample may be old.", min=0, rich_help_panel=RECIPE)] = 2,
+    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1, rich_help_panel=RECIPE)] = 16,
+    group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2, rich_help_panel=RECIPE)] = 8,
+    router_replay: Annotated[
+        bool, typer.Option(help="Train with the experts that the sampler used.", rich_help_panel=RECIPE)
+    ] = True,
+    length_penalty: Annotated[
+        bool, typer.Option(help="Subtract the nonlinear length penalty.", rich_help_panel=RECIPE)
+    ] = True,
+    uniform_sampling: Annotated[
+        bool, typer.Option("--uniform-sampling", help="No hardness upsampling.", rich_help_panel=RECIPE)
+    ] = False,
+    control: Annotated[
+        Literal["none", "sft"],
+        typer.Option(
+            help="sft: spend the same minutes on more supervised fine-tuning instead.", rich_help_panel=RECIPE
+        ),
+    ] = "none",
+    state: Annotated[
+        Path,
+        typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE", rich_help_panel=MACHINE),
+    ] = Path(".etude"),
+    base_port: Annotated[
+        int,
+        typer.Option(
+            help="Ports of the services count from here; 0: free ones.", min=0, max=65000, rich_help_panel=MACHINE
+        ),
+    ] = machine.BASE_PORT,
 ) -> None:
-    """Watch a small model learn to repair real Python functions: every service, one command, no GPU."""
+    """Watch a small model learn to repair real Python functions: every service, one command, no GPU.
+
+    \b
+    etude demo                                      ten minutes of practice
+    etude demo --minutes 2 --eval-problems 50       a quick look
+    etude demo --staleness 0 --report fresh.json    an ablation, reported apart
+    """
     _require_machine(state)
     _require_servers(state)
     from etude.demo import DemoOptions, run
@@ -181,13 +217,30 @@ def demo(
 
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory (Hugging Face layout + etude.json).")],
-    problems: Annotated[Path, typer.Option(help="Problems, JSONL (docs/problems.md).")],
+    problems: Annotated[Path | None, typer.Option(help="Problems of your own, JSONL (docs/problems.md).")] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="A pack instead (.cache/pack, etude tasks mutate --out DIR).")
+    ] = None,
+    split: Annotated[
+        Literal["dev", "held_out"] | None,
+        typer.Option(help="Which part of the pack: held_out where left out; dev while you still try things."),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
     json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
-    _require_machine(Path(tempfile.gettempdir()))
-    from etude.evaluate import run
+    from etude.evaluate import Split, run
 
-    raise typer.Exit(run(checkpoint, problems, samples, json, limit))
+    what: Path | Split
+    if problems and not pack:
+        what = problems
+        if split:
+            raise typer.BadParameter("a file of problems has no splits; it goes with --pack", param_hint="--split")
+    elif pack and not problems:
+        what = Split(pack, split or "held_out")
+    else:
+        found = "both" if pack else "neither"
+        raise typer.BadParameter(f"found {found}; give one of them", param_hint="--problems FILE, --pack DIR")
+    _require_machine(Path(tempfile.gettempdir()))
+    raise typer.Exit(run(checkpoint, what, samples, json, limit))

@@ -10,6 +10,8 @@ import json
 import os
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,21 @@ from rich.console import Console
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.prepare import DemoError, configure, own_problems, store_config, upload_pack, write_split
 from etude.demo.report import figures_of
-from etude.demo.watch import watching
+from etude.demo.watch import Evaluation, evaluation_end, say, watching
 from etude.supervisor import ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One part of a pack."""
+
+    pack: Path
+    name: str
 
 
 def replicas() -> int:
@@ -86,8 +96,10 @@ async def measure(
                 await conductor.served(0)
                 there = count_problems(pack, split)
                 total = (samples + 1) * min(limit or there, there)
-                async with watching(console, conductor.progress, title, total, "evaluation"):
+                started = time.monotonic()
+                async with watching(console, title, total, Evaluation(conductor.progress, 0, total)):
                     report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
+                say(console, title, evaluation_end(report, time.monotonic() - started))
             await bus.close()
             return report
 
@@ -106,7 +118,8 @@ def _count_lines(compressed: bytes) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
 
 
-def run(checkpoint: Path, problems: Path, samples: int, out: Path | None, limit: int) -> int:
+def run(checkpoint: Path, problems: Path | Split, samples: int, out: Path | None, limit: int) -> int:
+    """`problems`: a user's JSONL file, or a split of a pack. Returns the exit code."""
     console = Console(stderr=True)
     if not (checkpoint / "config.json").exists():
         console.print(
@@ -115,8 +128,11 @@ def run(checkpoint: Path, problems: Path, samples: int, out: Path | None, limit:
         return 2
     try:
         with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
-            pack = write_split(Path(folder), "all", own_problems(problems))
-            report = asyncio.run(measure(checkpoint, pack, "all", samples=samples, limit=limit, console=console))
+            if isinstance(problems, Path):
+                problems = Split(write_split(Path(folder), "all", own_problems(problems)), "all")
+            report = asyncio.run(
+                measure(checkpoint, problems.pack, problems.name, samples=samples, limit=limit, console=console)
+            )
     except (DemoError, Stalled, NotACheckpoint) as error:
         console.print(str(error), style="red")
         return 1

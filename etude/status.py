@@ -79,7 +79,7 @@ def show(state: Path, *, as_json: bool) -> None:
         table.add_column(column)
     colours = {"ready": "green", "waiting": "yellow", "starting": "yellow", "silent": "red", "down": "red"}
     for row in rows:
-        waits = ", ".join(f"{w['waits_on']} since {w['seconds']:.0f} s" for w in row["waits"])
+        waits = "; ".join(f"{w['waits_on']}, for {w['seconds']:.0f} s" for w in row["waits"])
         colour = colours[row["state"]]
         table.add_row(
             row["name"], f"[{colour}]{row['state']}[/]", str(row["pid"] or ""), str(row["restarts"]), row["url"], waits

@@ -1,4 +1,4 @@
-"""Writes what comes from code: Grafana's dashboards, docs/metrics.md, docs/settings.md.
+"""Writes what comes from code: Grafana's dashboards, docs/metrics.md, docs/settings.md, docs/run.md.
 
 python -m infra.generate          # a test fails when the files are not what this writes
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from infra import declared
+from infra import declared, run_defaults
 from infra.grafana.engines import ENGINES
 from infra.grafana.flow import FLOW
 from infra.grafana.learning import LEARNING
@@ -23,7 +23,8 @@ def files() -> dict[Path, str]:
     """Path below the project's root -> what stands in it."""
     folder = Path("infra/grafana/dashboards")
     boards = {folder / f"{name}.json": json.dumps(render(d), indent=1) + "\n" for name, d in DASHBOARDS.items()}
-    return {**boards, Path("docs/metrics.md"): metrics_page(), Path("docs/settings.md"): settings_page()}
+    docs = {"metrics": metrics_page(), "settings": settings_page(), "run": run_page()}
+    return {**boards, **{Path("docs") / f"{name}.md": text for name, text in docs.items()}}
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -57,12 +58,36 @@ def settings_page() -> str:
         "Every service reads environment variables, over a TOML file that `ETUDE_CONFIG` names (keys there: lower case,\n"
         "without `ETUDE_`). `python -m services.NAME --check` prints the resolved whole, secrets masked, and exits; a wrong\n"
         "value ends a service at once with the field, what was found and what is allowed.\n\n"
-        "What a *run* learns with is no setting of a service: it is stored with the run (`shared/contracts/run.py`).\n",
+        "What a *run* learns with is no setting of a service: it is stored with the run ([run.md](run.md)).\n",
     ]
     for title, rows in declared.settings().items():
         cells = [(f"`{s.name}`", s.kind, f"`{s.default}`" if s.default else "", s.allowed, s.about) for s in rows]
         head = ("variable", "kind", "default", "allowed", "what it does")
         parts.append(f"## {title}\n\n{_table(head, cells)}")
+    return "\n".join(parts)
+
+
+def run_page() -> str:
+    parts = [
+        f"# What a run learns with\n\n<!-- {AGAIN} -->\n",
+        "A run's configuration is stored once, as `runs/RUN/config.json` in the object store, and every service reads it there\n"
+        "(`shared/contracts/run.py`). These are its defaults; *demo* is what `etude demo` and `etude start` set without options\n"
+        "where that differs. What has an option can be changed with it (`etude demo --help`), the rest in the code.\n"
+        "Formulas and their sources: [recipe.md](recipe.md). Words: [architecture.md](architecture.md).\n",
+    ]
+    for title, (about, rows) in run_defaults.sections().items():
+        name = title if title == "The run" else f"`{title}`"
+        cells = [
+            (f"`{d.name}`", d.kind, f"`{d.value}`" if d.value else "", f"`{d.demo}`" if d.demo else "", d.about)
+            for d in rows
+        ]
+        head = ("field", "kind", "default", "demo", "what it says")
+        parts.append("\n\n".join(filter(None, (f"## {name}", about, _table(head, cells)))))
+    rows = [(f"`{d.name}`", f"`{d.value}`", d.about) for d in run_defaults.constants()]
+    parts.append(
+        "## Constants\n\nNo field: nobody has had a reason to change one for a run. In the code, with their reasons.\n\n"
+        + _table(("constant", "value", "what it says"), rows)
+    )
     return "\n".join(parts)
 
 

@@ -21,7 +21,7 @@ from shared.weights.checkpoint_objects import upload_directory
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
 SURPRISES = Path(".cache")
-# Own problems: this share is held out for the report, chosen by a hash of the problem's relatives (pack.split_own).
+# Own problems: this share is held out for the report, chosen by a hash of the problem's relatives (`own_pack`).
 OWN_HELD_OUT = 0.2
 
 

@@ -5,7 +5,7 @@ Counts are of distinct things (attempt and epoch, group, step), because the bus 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,39 @@ class Step:
 
 
 @dataclass(slots=True)
+class Tally:
+    """Scored attempts of one phase: of practice, or of the evaluation of one version. Each counts once."""
+
+    attempts: dict[str, bool] = field(default_factory=dict)  # attempt -> solved, first verdict
+    tokens: int = 0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=512))  # (at, sampled tokens)
+
+    def see(self, scored: m.RolloutScored, at: float) -> None:
+        if scored.key.attempt not in self.attempts:
+            self.attempts[scored.key.attempt] = scored.verdict.solved
+            self.tokens += scored.effort.sampled_tokens
+            self.recent.append((at, scored.effort.sampled_tokens))
+
+    @property
+    def solved_share(self) -> float:
+        """Of all so far."""
+        return sum(self.attempts.values()) / len(self.attempts) if self.attempts else 0.0
+
+    def rates(self, now: float, window_s: float = 30.0) -> tuple[float, float]:
+        """(sampled tokens, attempts) per second, lately."""
+        rows = [row for row in self.recent if now - row[0] <= window_s]
+        if not rows:
+            return 0.0, 0.0
+        span = max(1.0, min(window_s, now - rows[0][0]))
+        return sum(tokens for _, tokens in rows) / span, len(rows) / span
+
+
+@dataclass(slots=True)
 class Progress:
     requested: set[tuple[str, int]] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
-    scored: dict[str, tuple[float, bool]] = field(default_factory=dict)  # attempt -> (reward, solved), first verdict
+    practice: Tally = field(default_factory=Tally)
+    evaluated: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # by the version evaluated
     groups: set[str] = field(default_factory=set)
     steps: dict[tuple[int, int], Step] = field(default_factory=dict)
     published: dict[int, float] = field(default_factory=dict)  # serial -> when seen
@@ -35,10 +64,7 @@ class Progress:
     alerts: list[m.Alert] = field(default_factory=list)
     first_request: float | None = None
     last_publication: float | None = None
-    evaluated: int = 0  # attempts scored for evaluations
-    tokens: int = 0
     state: str = ""  # last action of runs.control
-    recent: deque[tuple[float, bool, int]] = field(default_factory=lambda: deque(maxlen=512))  # (at, solved, tokens)
 
     def see(self, message: Any, at: float) -> None:
         """`at`: when it was published, seconds."""
@@ -49,13 +75,9 @@ class Progress:
             case m.RolloutFinished(key=key) if key.purpose is Purpose.train:
                 self.finished.add((key.attempt, key.epoch))
             case m.RolloutScored(key=key) if key.purpose is Purpose.train:
-                if key.attempt not in self.scored:
-                    self.scored[key.attempt] = (message.reward, message.verdict.solved)
-                    self.tokens += message.effort.sampled_tokens
-                    self.recent.append((at, message.verdict.solved, message.effort.sampled_tokens))
+                self.practice.see(message, at)
             case m.RolloutScored():
-                self.evaluated += 1
-                self.recent.append((at, message.verdict.solved, message.effort.sampled_tokens))
+                self.evaluated[message.oldest_version].see(message, at)
             case m.GroupReady():
                 self.groups.add(message.group)
             case m.StepCommitted():
@@ -95,20 +117,12 @@ class Progress:
             return 0.0
         return max(0.0, self.last_publication - self.first_request) / 60
 
-    def rates(self, now: float, window_s: float = 30.0) -> tuple[float, float, float]:
-        """(share solved, sampled tokens per second, attempts per second) over the last scored attempts."""
-        rows = [row for row in self.recent if now - row[0] <= window_s]
-        if not rows:
-            return 0.0, 0.0, 0.0
-        span = max(1.0, min(window_s, now - rows[0][0]))
-        return sum(r[1] for r in rows) / len(rows), sum(r[2] for r in rows) / span, len(rows) / span
-
     def counts(self) -> dict[str, int]:
         """Distinct messages per topic, training only; the ledger must know the same numbers."""
         return {
             "rollouts.requested": len(self.requested),
             "rollouts.finished": len(self.finished),
-            "rollouts.scored": len(self.scored),
+            "rollouts.scored": len(self.practice.attempts),
             "groups.ready": len(self.groups),
             "steps.committed": len(self.steps),
         }

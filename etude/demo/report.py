@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,6 +20,9 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.trajectory import unpack
 from shared.objects import Objects
 from shared.statistics import paired_difference
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Key in report.json -> what a person reads, and how it is written.
 ROWS = (
@@ -105,8 +108,8 @@ class Outcome:
             "lost": self.audit.get("lost"),
             "staleness_violations": self.audit.get("staleness_violations"),
             "greatest_age": max((s.age for s in steps), default=0),
-            "attempts": len(self.progress.scored),
-            "tokens": self.progress.tokens,
+            "attempts": len(self.progress.practice.attempts),
+            "tokens": self.progress.practice.tokens,
             "counts": {"bus": self.progress.counts(), "ledger": self.audit.get("counts", {})},
             "seconds": {
                 "prepare": self.prepared_s,
@@ -133,7 +136,10 @@ def write(outcome: Outcome, path: Path, objects: Objects, console: Console) -> N
         f"lost {figures['lost']}, trained twice {figures['trained_twice']}, greatest age {figures['greatest_age']}.",
         highlight=False,
     )
-    plot(outcome, path.with_suffix(".png"))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    plot(outcome).savefig(path.with_suffix(".png"), dpi=130)
     text = readings(outcome, objects)
     path.with_suffix(".md").write_text(text)
     console.print(
@@ -164,11 +170,8 @@ def table(figures: dict[str, Any]) -> Table:
     return result
 
 
-def plot(outcome: Outcome, path: Path) -> None:
+def plot(outcome: Outcome) -> Figure:
     """Pass rate in practice over minutes, with the held-out figure before and after, and what the length did."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     steps = outcome.progress.lineage
@@ -176,25 +179,32 @@ def plot(outcome: Outcome, path: Path) -> None:
     minutes = [max(0.0, s.at - start) / 60 for s in steps]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     solved = np.array([s.metrics.get("solved_share", np.nan) for s in steps]) * 100
-    left.plot(minutes, solved, ".", color="#9ab", label="practice, per step")
+    left.plot(minutes, solved, ".", color="#9ab", label="practice problems, per step")
     if len(solved) >= 5:
         left.plot(
-            minutes[4:], np.convolve(solved, np.ones(5) / 5, "valid"), color="#246", label="practice, mean of 5 steps"
+            minutes[4:],
+            np.convolve(solved, np.ones(5) / 5, "valid"),
+            color="#246",
+            label="practice problems, mean of 5 steps",
         )
     ends = (0.0, max(minutes, default=1.0))
     for x, side, colour, label in (
-        (ends[0], outcome.before, "#b60", "held-out before"),
-        (ends[1], outcome.after, "#063", "held-out after"),
+        (ends[0], outcome.before, "#b60", "held-out problems, before"),
+        (ends[1], outcome.after, "#063", "held-out problems, after"),
     ):
         f = figures_of(side)
         low, high = f["pass_at_1"] - f["ci95"][0], f["ci95"][1] - f["pass_at_1"]
         left.errorbar(
             [x], [f["pass_at_1"] * 100], yerr=[[low * 100], [high * 100]], fmt="o", capsize=4, color=colour, label=label
         )
+    drawn = ", drawn by hardness" if outcome.config.schedule.hardness_sampling else ""
     left.set(
-        xlabel="minutes of practice", ylabel="solved, %", title="Repairs that pass the hidden tests", ylim=(0, None)
+        xlabel=f"minutes of practice\n(practice problems are others than the held-out ones{drawn})",
+        ylabel="attempts solved, %",
+        title="Repairs that pass the hidden tests",
+        ylim=(0, 1.25 * max(left.get_ylim()[1], 1.0)),  # room for the legend
     )
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="upper left", fontsize="small", ncols=2)
     right.plot(
         minutes, [s.metrics.get("sampled_mean", np.nan) for s in steps], color="#246", label="tokens per attempt"
     )
@@ -206,13 +216,14 @@ def plot(outcome: Outcome, path: Path) -> None:
     )
     ages = right.twinx()
     ages.step(minutes, [s.age for s in steps], color="#b60", alpha=0.6, where="post", label="greatest age")
-    ages.set(ylabel="steps", ylim=(0, outcome.config.schedule.max_staleness + 2))
+    bound = outcome.config.schedule.max_staleness
+    ages.set(ylabel="age of the oldest sample, steps", ylim=(0, bound + 2), yticks=range(bound + 2))
     right.legend(frameon=False, loc="lower left")
     ages.legend(frameon=False, loc="lower right")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    plt.close(figure)  # it stays whole; pyplot forgets it
+    return figure
 
 
 LEGEND = """`<L5>` is line 5 and `<i2>` its indentation; `<T1>` a visible test: arguments `<t>` expected `<got>` what the code

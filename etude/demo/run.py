@@ -20,7 +20,7 @@ from etude.demo import prepare, report
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
-from etude.demo.watch import watching
+from etude.demo.watch import Evaluation, Practice, evaluation_end, say, watching
 from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
@@ -147,8 +147,10 @@ class _Demo:
         if self.memory["phase"] == "practice":
             await conductor.control("resume", config=ref)
             try:
-                async with watching(self.console, conductor.progress, "practice", options.minutes * 60, "practice"):
+                practice = Practice(conductor.progress)
+                async with watching(self.console, "practice", options.minutes * 60, practice):
                     await conductor.finished()
+                say(self.console, "practice", practice.end())
             except asyncio.CancelledError:
                 await conductor.control("pause")  # the clock of practice stops while the demo is interrupted
                 raise
@@ -188,11 +190,12 @@ class _Demo:
                 )
             ]
         )
-        started = time.time()
-        async with watching(self.console, conductor.progress, f"held-out, {name}", total, "evaluation"):
+        started, title = time.time(), f"held-out, {name}"
+        async with watching(self.console, title, total, Evaluation(conductor.progress, serial, total)):
             result = await conductor.evaluate(
                 name, serial, config, problems=self.options.eval_problems, samples=self.options.eval_samples
             )
         await asyncio.to_thread(supervisor.stop_service, EVALUATION_REPLICA)
         result["seconds"] = time.time() - started
+        say(self.console, title, evaluation_end(result, result["seconds"]))
         return result

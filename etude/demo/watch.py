@@ -5,35 +5,103 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from etude.demo.progress import Progress
+from etude.demo.progress import Progress, Step
 
 PLAIN_EVERY_S = 15.0
+LAST_STEPS = 5  # one step alone says little: 128 attempts
 
 
-def practice_line(progress: Progress, now: float) -> str:
-    """Step, reward and pass rate of the last steps, speed, age of the samples."""
-    steps = progress.lineage[-5:]
-    solved, tokens, attempts = progress.rates(now)
-    if not steps:
-        return f"first attempts: {len(progress.scored)} scored, {solved:5.1%} solved, {tokens:,.0f} tokens/s"
-    mean = {k: sum(s.metrics.get(k, 0.0) for s in steps) / len(steps) for k in ("reward_mean", "solved_share")}
+class View(Protocol):
+    """What a phase shows of itself."""
+
+    def done(self, now: float) -> float: ...  # in the unit of the bar's total
+    def line(self, now: float) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """The bar is time since the first request, in seconds; the figures are of practice alone."""
+
+    progress: Progress
+
+    def done(self, now: float) -> float:
+        return now - self.progress.first_request if self.progress.first_request else 0.0
+
+    def line(self, now: float) -> str:
+        """Step, reward and pass rate of the last steps, speed, age of the samples."""
+        tally, steps = self.progress.practice, self.progress.lineage[-LAST_STEPS:]
+        tokens, attempts = tally.rates(now)
+        if not steps:
+            return (
+                f"first attempts: {len(tally.attempts)} scored, {tally.solved_share:.1%} solved, {tokens:,.0f} tokens/s"
+            )
+        return (
+            f"step {steps[-1].step:3d}  version {self.progress.newest_serial:3d}  "
+            f"reward {_mean(steps, 'reward_mean'):6.3f}  solved {_mean(steps, 'solved_share'):5.1%}  "
+            f"{tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  age <= {max(s.age for s in steps)}"
+        )
+
+    def end(self) -> str:
+        steps = self.progress.lineage
+        if not steps:
+            return f"ended without a step after {len(self.progress.practice.attempts):,} attempts"
+        few = min(LAST_STEPS, len(steps))
+        return (
+            f"{steps[-1].step} steps, {len(self.progress.practice.attempts):,} attempts in {self.progress.minutes:.1f} "
+            f"minutes; solved {_mean(steps[:few], 'solved_share'):.1%} in the first {few} steps, "
+            f"{_mean(steps[-few:], 'solved_share'):.1%} in the last {few}; age <= {max(s.age for s in steps)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The bar is attempts scored of `total`; the figures are of all of this version's so far, greedy ones among them."""
+
+    progress: Progress
+    serial: int
+    total: int
+
+    def done(self, now: float) -> float:
+        return len(self.progress.evaluated[self.serial].attempts)
+
+    def line(self, now: float) -> str:
+        tally = self.progress.evaluated[self.serial]
+        if not tally.attempts:
+            return f"no attempt of {self.total:,} is scored yet"
+        return (
+            f"{len(tally.attempts):,} of {self.total:,} attempts  solved {tally.solved_share:.1%} of them  "
+            f"{tally.rates(now)[0]:,.0f} tokens/s"
+        )
+
+
+def evaluation_end(report: dict[str, Any], seconds: float) -> str:
+    """`report`: the evaluator's."""
+    f = report["figures"]
+    greedy = "" if f.get("greedy") is None else f", greedy {f['greedy']:.1%}"
     return (
-        f"step {steps[-1].step:3d}  version {progress.newest_serial:3d}  reward {mean['reward_mean']:6.3f}  "
-        f"solved {mean['solved_share']:5.1%}  {tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  "
-        f"age <= {max(s.age for s in steps)}"
+        f"pass@1 {f['pass_at_1']:.1%}{greedy}, of {f['problems']:,.0f} problems × {f['samples']:.0f} attempts "
+        f"in {seconds:.0f} s"
     )
 
 
+def _mean(steps: Sequence[Step], figure: str) -> float:
+    return sum(step.metrics.get(figure, 0.0) for step in steps) / len(steps)
+
+
+def say(console: Console, title: str, line: str) -> None:
+    console.print(f"{title}: {line}", highlight=False, soft_wrap=True)
+
+
 @contextlib.asynccontextmanager
-async def watching(console: Console, progress: Progress, title: str, total: float, kind: str) -> AsyncIterator[None]:
-    """`kind` practice: the bar is time since the first request, in seconds; evaluation: the bar is attempts scored."""
-    before = progress.evaluated
+async def watching(console: Console, title: str, total: float, view: View) -> AsyncIterator[None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -47,17 +115,11 @@ async def watching(console: Console, progress: Progress, title: str, total: floa
             last = 0.0
             while True:
                 now = time.time()
-                if kind == "practice":
-                    done = now - progress.first_request if progress.first_request else 0.0
-                    line = practice_line(progress, now)
-                else:
-                    done = progress.evaluated - before
-                    solved, tokens, _ = progress.rates(now)
-                    line = f"{done:5.0f} of {total:.0f} attempts  solved {solved:5.1%}  {tokens:,.0f} tokens/s"
-                bar.update(task, completed=min(done, total), line=line)
+                line = view.line(now)
+                bar.update(task, completed=min(view.done(now), total), line=line)
                 if not console.is_terminal and now - last >= PLAIN_EVERY_S:
                     last = now
-                    console.print(f"{title}: {line}", highlight=False, soft_wrap=True)
+                    say(console, title, line)
                 await asyncio.sleep(0.5)
 
         painter = asyncio.create_task(paint())

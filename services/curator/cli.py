@@ -18,12 +18,14 @@ from services.curator import build, gate
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems.importing import import_jsonl
 from shared.problems.pack import Lines, PackError, export_line
+from shared.problems.splits import SPLITS
 from shared.sandbox import SandboxUnavailable, connect
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
+_PUBLIC = ".public.jsonl.zst"
 
 
 @app.command()
@@ -117,22 +119,44 @@ async def _gate(pairs: list[tuple[Problem, Hidden]], sandbox: str) -> list[gate.
 def show(
     pack: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a pack.")],
     problem: Annotated[str, typer.Argument(help="Id of a problem; without it the ids are listed.")] = "",
-    split: Annotated[str, typer.Option(help="train, rl, dev or held_out.")] = "rl",
+    split: Annotated[str, typer.Option(help="train, rl, dev or held_out; left out: wherever it is.")] = "",
 ) -> None:
-    """One problem as a line of JSON, hidden part inside: the format of `tasks import`."""
+    """One problem as a line of JSON, hidden part inside where it lies beside it: the format of `tasks import`."""
     try:
-        public = Lines((pack / f"{split}.public.jsonl.zst").read_bytes(), Problem)
-        if not problem:
-            print("\n".join(public.ids))
-            return
-        hidden = Lines((pack / f"{split}.hidden.jsonl.zst").read_bytes(), Hidden)
-        print(export_line(public[problem], hidden[problem]))
+        splits = [split] if split else _splits(pack)
+        for name in splits:
+            public = Lines((pack / f"{name}{_PUBLIC}").read_bytes(), Problem)
+            if not problem:
+                print("\n".join(public.ids))
+            elif problem in public:
+                print(export_line(public[problem], _hidden(pack, name, problem)))
+                console.print(f"{problem}: split {name}", markup=False, soft_wrap=True)
+                return
     except (OSError, PackError) as error:
         console.print(f"tasks show: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyError:
-        console.print(f"tasks show: no problem {problem!r} in split {split!r} of {pack}", markup=False, soft_wrap=True)
+        console.print(f"tasks show: {problem!r} has no hidden part in {pack}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
+    if problem:
+        looked = ", ".join(splits) or "none: no *.public.jsonl.zst there"
+        console.print(f"tasks show: no problem {problem!r} in {pack} (splits: {looked})", markup=False, soft_wrap=True)
+        raise typer.Exit(2)
+
+
+def _splits(pack: Path) -> list[str]:
+    """Those that the pack has, the known ones first and in their order."""
+    there = {path.name.removesuffix(_PUBLIC) for path in pack.glob(f"*{_PUBLIC}")}
+    return [name for name in SPLITS if name in there] + sorted(there - set(SPLITS))
+
+
+def _hidden(pack: Path, split: str, problem: str) -> Hidden:
+    """An empty one where the pack is here without its hidden part. Raises KeyError."""
+    path = pack / f"{split}.hidden.jsonl.zst"
+    if not path.exists():
+        console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
+        return Hidden(id=problem, cases=[])
+    return Lines(path.read_bytes(), Hidden)[problem]
 
 
 def _summary(manifest: dict[str, Any]) -> Table:

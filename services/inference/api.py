@@ -1,166 +1,38 @@
-"""SGLang's HTTP API, as far as the platform uses it. Errors name the field, what was found and what is allowed."""
+"""SGLang's HTTP API, as far as the platform uses it. What goes over the wire is read and written in `wire`."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
-import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from services.inference import metrics
 from services.inference.engine import Engine, Overloaded
 from services.inference.request import Request, Result
-from shared.model import ModelConfig
+from services.inference.wire import (
+    AbortRequest,
+    BadRequest,
+    CheckerRequest,
+    PauseRequest,
+    PinRequest,
+    answer,
+    decode,
+    parse_generate,
+    token_array,
+)
 
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
 MAX_BODY = 64 << 20
-# SGLang's sampling fields that change the distribution, and the values that switch them off.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1, None),
-    "top_k": (-1, 0, 1 << 30, None),
-    "min_p": (0, None),
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "min_new_tokens": (0, None),
-    "logit_bias": (None, {}),
-    "stop": (None, [], ""),
-    "stop_regex": (None, [], ""),
-    "regex": (None, ""),
-    "json_schema": (None, ""),
-    "ebnf": (None, ""),
-    "n": (1, None),
-}
-
-
-class BadRequest(ValueError):
-    """The client's mistake; the text is for the client."""
+_ENCODER = msgspec.json.Encoder()
 
 
 class Unavailable(RuntimeError):
     """Not now; asking again later or elsewhere can help."""
-
-
-class SamplingParams(msgspec.Struct, kw_only=True):
-    temperature: float = 1.0
-    max_new_tokens: int = 128
-    stop_token_ids: list[int] | None = None
-    sampling_seed: int | None = None
-    ignore_eos: bool = True  # there is no implicit stop token: only stop_token_ids end a generation
-
-
-class GenerateRequest(msgspec.Struct, kw_only=True):
-    input_ids: list[int]
-    sampling_params: msgspec.Raw = msgspec.Raw(b"{}")
-    rid: str | None = None
-    return_logprob: bool = False
-    return_routed_experts: bool = False
-    routed_experts_start_len: int = 0
-    extra_key: str | None = None
-    stream: bool = False
-
-
-class AbortRequest(msgspec.Struct, kw_only=True):
-    rid: str = ""
-    abort_all: bool = False
-
-
-class PauseRequest(msgspec.Struct, kw_only=True):
-    mode: str = "abort"
-
-
-class CheckerRequest(msgspec.Struct, kw_only=True):
-    action: str = "checksum"
-
-
-class PinRequest(msgspec.Struct, kw_only=True):
-    serial: int
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-
-_GENERATE = msgspec.json.Decoder(GenerateRequest)
-_SAMPLING = msgspec.json.Decoder(SamplingParams)
-_ENCODER = msgspec.json.Encoder()
-
-
-def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
-    """Raises BadRequest."""
-    try:
-        request = _GENERATE.decode(body)
-        fields = msgspec.json.decode(request.sampling_params)
-        if not isinstance(fields, dict):
-            raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
-        for name, allowed in NEUTRAL.items():
-            if name in fields and fields[name] not in allowed:
-                raise BadRequest(
-                    f"sampling_params.{name}: found {fields[name]!r}; allowed: {allowed[0]!r}. Only plain temperature "
-                    "sampling is served: anything else biases the importance ratios of training"
-                )
-        sampling = _SAMPLING.decode(request.sampling_params)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"request body: {error}") from None
-    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
-        raise BadRequest(f"sampling_params.temperature: found {sampling.temperature!r}; allowed: 0..100")
-    if sampling.max_new_tokens < 1:
-        raise BadRequest(f"sampling_params.max_new_tokens: found {sampling.max_new_tokens}; allowed: 1 and more")
-    if request.return_routed_experts and not 0 <= request.routed_experts_start_len <= len(request.input_ids):
-        raise BadRequest(
-            f"routed_experts_start_len: found {request.routed_experts_start_len}; allowed: 0..{len(request.input_ids)}"
-        )
-    return request, sampling
-
-
-def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:
-    """Runs of equal versions over the sampled tokens: [{version, start, end}]. SGLang writes versions as text."""
-    if not len(versions_C):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(versions_C)) + 1).tolist(), len(versions_C)]
-    return [{"version": str(versions_C[a]), "start": a, "end": b} for a, b in itertools.pairwise(cuts)]
-
-
-def encode_routing(routing: np.ndarray, config: ModelConfig) -> str:
-    """base64 of int32 [rows, num_hidden_layers, K], C order, as SGLang exports it: dense layers stand in as zeros."""
-    full = routing.astype(np.int32)
-    if config.num_moe_layers < config.num_hidden_layers:
-        full = np.zeros((len(routing), config.num_hidden_layers, config.num_experts_per_tok), np.int32)
-        full[:, list(config.moe_layers)] = routing
-    return base64.b64encode(np.ascontiguousarray(full)).decode()
-
-
-def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> dict[str, Any]:
-    """The body of /generate. `text` is empty: token ids are the only truth here, no text is ever tokenised again."""
-    finish: dict[str, Any] = {"type": result.finish.type}
-    if result.finish.type == "stop":
-        finish["matched"] = result.finish.matched
-    elif result.finish.type == "length":
-        finish["length"] = len(result.tokens_C)
-    else:
-        finish["message"] = result.finish.message
-    tokens = result.tokens_C.tolist()
-    meta: dict[str, Any] = {
-        "id": rid,
-        "finish_reason": finish,
-        "prompt_tokens": result.prompt_tokens,
-        "completion_tokens": len(tokens),
-        "cached_tokens": result.cached_tokens,
-        "weight_version": str(result.weight_version),
-        "weight_versions": version_spans(result.versions_C),
-        "oldest_kv_version": result.oldest_kv_version,
-    }
-    if logprobs:
-        meta["output_token_logprobs"] = [(p, t, None) for p, t in zip(result.logprobs_C.tolist(), tokens, strict=True)]
-    if result.routing is not None:
-        meta["routed_experts"] = encode_routing(result.routing, config)
-    return {"text": "", "output_ids": tokens, "meta_info": meta}
 
 
 class Server:
@@ -216,7 +88,7 @@ class Server:
         future: asyncio.Future[Result] = loop.create_future()
         request = Request(
             rid=rid,
-            tokens_P=_token_array(asked.input_ids),
+            tokens_P=token_array(asked.input_ids),
             max_new_tokens=sampling.max_new_tokens,
             done=lambda result: loop.call_soon_threadsafe(_settle, future, result),
             temperature=sampling.temperature,
@@ -302,7 +174,7 @@ class Server:
         return info
 
     async def pause(self, http: web.Request) -> web.Response:
-        mode = _decode(PauseRequest, await http.read()).mode
+        mode = decode(PauseRequest, await http.read()).mode
         if mode not in ("abort", "in_place"):
             raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
         await asyncio.wrap_future(self._ready().pause(abort=mode == "abort"))
@@ -313,7 +185,7 @@ class Server:
         return web.json_response({"status": "ok", "message": "continued"})
 
     async def abort(self, http: web.Request) -> web.Response:
-        asked, engine = _decode(AbortRequest, await http.read()), self._ready()
+        asked, engine = decode(AbortRequest, await http.read()), self._ready()
         if asked.abort_all:
             await asyncio.wrap_future(engine.abort_all("aborted on request"))
         elif asked.rid in self._by_rid:
@@ -325,14 +197,14 @@ class Server:
         return web.json_response({"success": True, "message": "every parked session is forgotten"})
 
     async def weights_checker(self, http: web.Request) -> web.Response:
-        action = _decode(CheckerRequest, await http.read()).action
+        action = decode(CheckerRequest, await http.read()).action
         if action != "checksum":
             raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
         self._ready()
         return web.json_response({"success": True, "message": "", **await self._checksums()})
 
     async def pin(self, http: web.Request) -> web.Response:
-        return web.json_response(await self._pin(_decode(PinRequest, await http.read()).serial))
+        return web.json_response(await self._pin(decode(PinRequest, await http.read()).serial))
 
     def _observe(self) -> None:
         """Gauges that a scrape reads from the engine itself."""
@@ -400,20 +272,6 @@ async def errors(
         return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
     except Unavailable as error:
         return web.json_response({"error": {"message": str(error), "type": "Unavailable"}}, status=503)
-
-
-def _decode(kind: type[S], body: bytes) -> S:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"request body: {error}") from None
-
-
-def _token_array(ids: list[int]) -> np.ndarray:
-    try:
-        return np.array(ids, np.int32)
-    except OverflowError:
-        raise BadRequest("input_ids: a value beyond 32 bits; allowed: token ids of the vocabulary") from None
 
 
 def _settle(future: asyncio.Future[Result], result: Result) -> None:

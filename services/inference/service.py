@@ -42,7 +42,7 @@ class Inference:
                 await asyncio.to_thread(self.server.engine.stop)
 
     async def _drain(self) -> None:
-        self.health.wait_on("nothing: it is shutting down")
+        self.health.wait_on("its last requests: it is shutting down")
         self.server.draining = True
         await self.agent.leave()
         with contextlib.suppress(TimeoutError):

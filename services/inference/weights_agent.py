@@ -22,11 +22,11 @@ import msgspec
 import structlog
 
 from services.inference import metrics
-from services.inference.api import BadRequest
 from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
 from services.inference.following import Following
 from services.inference.weights import LiveWeights, bits_of
+from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import PolicyApplied

@@ -65,6 +65,8 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
+    # Why what was given up was given up: "attempts dropped" -> reason -> how many, the most frequent first.
+    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
     oldest_age: int = 0  # greatest age that was trained, steps
 
     def number(self, check: str) -> int:
@@ -93,6 +95,7 @@ class Report:
             "counts": self.counts,
             "groups": self.groups,
             "attempts": self.attempts,
+            "reasons": self.reasons,
             "findings": [msgspec.to_builtins(finding) for finding in self.findings],
         }
 
@@ -121,6 +124,7 @@ def audit(engine: Engine, run: str, *, max_staleness: int | None) -> Report:
     report.counts = _counts(ledger.events)
     report.attempts = dict(sorted(Counter(a.state for a in ledger.attempts).items()))
     report.groups = dict(sorted(Counter(_group_word(ledger, g) for g in ledger.groups.values()).items()))
+    report.reasons = _reasons(ledger)
     ages = list(_ages(ledger))
     report.oldest_age = max((age for _, age in ages), default=0)
     findings = [*_trained_twice(ledger), *_lost(ledger), *_attempts(ledger), *_record(ledger)]
@@ -172,6 +176,19 @@ def _group_word(ledger: _Ledger, group: Row[Any]) -> str:
     if group.state != GroupState.ready:
         return str(group.state)
     return "trained" if any(t.group_id == group.group_id for t in ledger.surviving) else "waiting"
+
+
+def _reasons(ledger: _Ledger) -> dict[str, dict[str, int]]:
+    given_up = [(f"attempts {a.state}", a.reason) for a in ledger.attempts if a.state in ("dropped", "failed")]
+    given_up += [
+        (f"groups {g.state}", g.reason) for g in ledger.groups.values() if g.state in ("dropped", "quarantined")
+    ]
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for what, reason in given_up:
+        found[what][reason.partition("\n")[0] or "no reason recorded"] += (
+            1  # an error's text may go on with a traceback
+        )
+    return {what: dict(counter.most_common()) for what, counter in sorted(found.items())}
 
 
 def _trained_twice(ledger: _Ledger) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
@@ -35,6 +36,11 @@ RunArgument = Annotated[str, typer.Argument(help="The run's id; left out: the ne
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 SHOWN = 10  # rows of a finding that a table shows
+REASONS_SHOWN = 5
+GIVEN_UP = (
+    "Dropped and failed attempts are accounted for, not lost: each ended for the reason given, none was trained. "
+    "The problem of a dropped group may be drawn again."
+)
 
 
 def _settings(state: Path) -> SchedulerConfig:
@@ -105,13 +111,20 @@ def _print(report: Report, bound: int | None) -> None:
     table.add_column("number", justify="right")
     for topic, number in report.counts.items():
         table.add_row(topic, f"{number:,}")
-    for word, number in report.groups.items():
-        table.add_row(f"groups {word}", f"{number:,}")
-    for word, number in report.attempts.items():
-        table.add_row(f"attempts {word}", f"{number:,}")
+    for kind, numbers in (("groups", report.groups), ("attempts", report.attempts)):
+        for word, number in numbers.items():
+            table.add_row(f"{kind} {word}", f"{number:,}")
+            reasons = list(report.reasons.get(f"{kind} {word}", {}).items())
+            for reason, times in reasons[:REASONS_SHOWN]:
+                table.add_row(f"  because: {escape(reason)}", f"{times:,}")
+            if len(reasons) > REASONS_SHOWN:
+                rest = sum(times for _, times in reasons[REASONS_SHOWN:])
+                table.add_row("  because of something else (--json prints all)", f"{rest:,}")
     allowed = "bound unknown: the run's configuration cannot be read" if bound is None else f"at most {bound} allowed"
     table.add_row(f"greatest age trained, in steps ({allowed})", str(report.oldest_age))
     console.print(table)
+    if report.reasons:
+        console.print(GIVEN_UP, highlight=False)
     for finding in report.findings:
         console.print(f"{finding.check}: {len(finding.rows)} {finding.what}", style="red", highlight=False)
         for row in finding.rows[:SHOWN]:

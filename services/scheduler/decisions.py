@@ -251,7 +251,7 @@ def _give_up_open(ws: WorkingSet, now: float) -> None:
     for group in list(ws.open.values()):
         _close(ws, group, now)
     for group in list(ws.open.values()):
-        drop(ws, group, "the run stopped", now)
+        drop(ws, group, "the run stopped before the group was complete", now)
 
 
 def _finish(ws: WorkingSet, now: float) -> None:

@@ -24,14 +24,14 @@ import xxhash
 HALF_LIFE_STEPS = 40.0  # after so many steps a result counts half
 ATTEMPT_WEIGHT = 0.5  # attempts of one group are alike: eight of them say less than eight of eight problems
 RUN_STRENGTH = 4.0  # prior of the run's mean, in attempts, around PRIOR_MEAN
-TAG_STRENGTH = 8.0
-CELL_STRENGTH = 3.0
-PRIOR_MEAN = 0.3
+TAG_STRENGTH = 8.0  # likewise of a tag, in attempts as its other tags promised
+CELL_STRENGTH = 3.0  # likewise of a cell, in attempts as its tags promised
+PRIOR_MEAN = 0.3  # chance of success before anybody has tried anything
 LEAST = 1e-4  # chance; keeps odds finite
 EXPLORATION = 0.25  # × the posterior's standard deviation
 TILT_STEPS = 50.0  # after so many steps the tilt towards hard problems is full
-TILT = 0.5
-SHARPNESS = 3.0
+TILT = 0.5  # × the expected chance of failure: so much more weight, in the end
+SHARPNESS = 3.0  # power of the weights: above 1, what teaches most is drawn more than in proportion
 TURNS_EXPONENT, THINKING_EXPONENT = 0.5, 0.25  # of the ratio to the run's mean, in the odds of failing
 FLOOR = 1e-3  # × the largest weight: nothing is impossible
 

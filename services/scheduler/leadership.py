@@ -78,7 +78,7 @@ class Leadership:
                 return self.holder(connection)
         row = _read(connection)
         if row is None or not row.holder:
-            return "nobody"
+            return "no scheduler"
         who = json.loads(row.holder)
         return f"{who['name']} (process {who['pid']} on {who['host']})"
 

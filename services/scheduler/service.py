@@ -88,7 +88,7 @@ async def _turn(leadership: Leadership, lease_s: float, health: Health, stop: as
                 term = await asyncio.to_thread(leadership.try_lead)
                 if term is not None:
                     return term
-                said = f"leadership, which {await asyncio.to_thread(leadership.holder)} has"
+                said = f"its turn to lead: {await asyncio.to_thread(leadership.holder)} leads now"
                 delay = lease_s / 6
             except DBAPIError as error:
                 said, delay = f"the ledger: {error.orig}", min(LAST_DELAY_S, delay * 2)

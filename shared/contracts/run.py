@@ -1,6 +1,7 @@
 """What a run is started with. Stored once as `runs/<run>/config.json`; `runs.control` refers to it.
 
-Defaults learn on a laptop. Formulas and their sources: docs/recipe.md.
+Defaults learn on a laptop. Formulas and their sources: docs/recipe.md. The comment above or beside a field is what docs/run.md
+says of it (`python -m infra.generate`).
 """
 
 from __future__ import annotations
@@ -30,56 +31,61 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 is greedy, for evaluation only
     max_completion_tokens: int = 224  # sampled and observed tokens after the prompt, per attempt
     max_turns: int = 6  # generations per attempt, but for those that only test again what has failed
-    max_edits: int = 4  # likewise
+    max_edits: int = 4  # per attempt, but for those that only bring back what has failed before
     summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
 
 
 class LengthPenalty(msgspec.Struct, frozen=True, kw_only=True):
     """Subtracted from the reward: weight * C_{k,q}(x), C = ((1 + k x)^(1-q) - 1) / (k (1-q)), x in units of effort."""
 
-    weight: float = 0.05
-    k: float = 1.0
+    weight: float = 0.05  # factor of C
+    k: float = 1.0  # how soon further effort costs less; 0: never, the penalty is linear
     q: float = 1.0  # 0: linear; 1: ln(1 + k x) / k; above 1: saturates at 1 / (k (q - 1))
     unit_tokens: float = 64.0  # effort x = weighted tokens / unit_tokens + weighted calls and turns
+    # What a token of each role counts.
     token_weights: dict[str, float] = msgspec.field(
         default_factory=lambda: {"thinking": 1.0, "tool_call": 1.0, "tool_output": 0.5, "final": 1.0}
     )
-    per_tool_call: float = 0.1
-    per_turn: float = 0.1
-    apply: Literal["solved", "all"] = "solved"
+    per_tool_call: float = 0.1  # units of effort
+    per_turn: float = 0.1  # units of effort
+    apply: Literal["solved", "all"] = "solved"  # attempts that it is subtracted from
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of the reward. A group is fixed to one `id`; a new configuration in mid-run has a new id."""
 
-    id: str = "default"
-    solved: float = 1.0
-    length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)
+    id: str = "default"  # named by every request and every score
+    solved: float = 1.0  # for an attempt that passes every hidden and visible test
+    length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)  # None: no length penalty
     # Behaviour terms: name -> weight. services/reward/behaviour.py holds them all, and what each of them counts.
     behaviour: dict[str, float] = msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
-    # As with the length penalty: where nearly all attempts fail, terms on all of them teach a way of failing (measured: one
-    # generation without end breaks no call), and every group that failed as a whole costs a training step's time.
+    # Attempts that they are added to. As with the length penalty: where nearly all attempts fail, terms on all of them teach
+    # a way of failing (measured: one generation without end breaks no call), and every group that failed as a whole costs a
+    # training step's time.
     behaviour_apply: Literal["solved", "all"] = "solved"
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How problems are drawn and how far rollouts may run ahead."""
 
-    group_size: int = 8  # G
-    group_min: int = 4  # G_min: below it a group is dropped and its problem returns
+    group_size: int = 8  # G: attempts at each problem
+    group_min: int = 4  # G_min: a group of fewer survivors is dropped and its problem returns
     replacements: int = 2  # R: how often an attempt lost to infrastructure is asked for again
-    groups_per_step: int = 16
-    max_staleness: int = 2  # steps, per sample (the gate, design section "Age")
-    hardness_sampling: bool = True  # False: uniform
-    lease_s: float = 10.0  # five heartbeats; an attempt without heartbeat for so long is given to another worker
-    max_steps: int = 0  # 0: no limit
-    minutes: float = 0.0  # first request to last publication; 0: no limit
+    groups_per_step: int = 16  # with group_size: attempts in a step, 128
+    # Steps that a sample may be old when it is trained (docs/architecture.md, "Age, and the gate")
+    max_staleness: int = 2
+    hardness_sampling: bool = True  # problems that are hard but not hopeless are drawn more often; false: all alike
+    # Seconds, five heartbeats; an attempt without heartbeat for so long is given to another worker
+    lease_s: float = 10.0
+    max_steps: int = 0  # the run ends after so many; 0: no limit
+    minutes: float = 0.0  # the run ends after so many, first request to last publication; 0: no limit
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True):
     """Which turn of an attempt earned its reward (services/trainer/credit.py)."""
 
-    per: Literal["attempt", "turn"] = "attempt"  # attempt: every token of an attempt alike, as in Dr. GRPO
+    # attempt: every token of an attempt alike, as in Dr. GRPO; turn: the turns that brought it about (docs/recipe.md)
+    per: Literal["attempt", "turn"] = "attempt"
     discount: float = 0.0  # of the reward, for every later turn that still had to change the files
     # Subtracted from a turn. broken: a call that could not be read or executed; repeated: it tested what had failed before;
     # gave_up: it submitted what had failed; endless: it came to no end. Without the last two, giving up and rambling are
@@ -93,36 +99,37 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    learning_rate: float = 5e-4
-    warmup_steps: int = 5
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    learning_rate: float = 5e-4  # of AdamW
+    warmup_steps: int = 5  # the learning rate rises to its value over so many
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
+    weight_decay: float = 0.0  # of AdamW
+    clip_norm: float = 1.0  # a gradient of a larger norm is scaled down to it
     credit: Credit = msgspec.field(default_factory=Credit)
-    kl: float = 0.0  # k1 coefficient against the reference (the base policy)
-    importance_clip: float = 2.0  # truncated importance weights
+    kl: float = 0.0  # coefficient of the k1 penalty against the reference (the base policy)
+    importance_clip: float = 2.0  # importance weights (trainer's probability over sampler's) are cut off here
     norm_tokens: float = 40.0  # the constant of Dr. GRPO: loss sum / (norm_tokens * attempts in the batch)
-    router_replay: bool = True
+    router_replay: bool = True  # the sampler's experts are used again, with live gate scores
     replay_tau: float = 0.0  # plausibility filter; 0 keeps every replayed expert
     mtp: bool = True  # the MTP head follows the policy by distillation; the trunk never sees its gradient
-    mtp_learning_rate: float = 3e-4
-    micro_batch_tokens: int = 4096  # larger ones fall out of a CPU's caches: 16384 took a third longer
-    base_every: int = 25  # a full base every so many versions
-    checkpoint_every: int = 10  # steps
+    mtp_learning_rate: float = 3e-4  # of the MTP head alone
+    # Computed at a time; larger ones fall out of a CPU's caches: 16384 took a third longer
+    micro_batch_tokens: int = 4096
+    base_every: int = 25  # versions: a full base is published every so many, deltas between
+    checkpoint_every: int = 10  # steps between checkpoints of weights and optimiser
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
-    run: str
-    seed: int = 1
+    run: str  # its id
+    seed: int = 1  # of sampling and of the order of problems
     base: Ref  # the manifest of the starting checkpoint's files (shared.weights.checkpoint_objects)
     pack: Ref  # public part of the problem pack (JSONL); rollout workers read it
     pack_hidden: Ref  # hidden tests; only graders read it
     # JSON, problem id -> nats: how surprising its reference repair is to the base policy (services/trainer/base/surprise.py).
     # The curator makes categories for the hardness estimate of it; without it they are the pack's own.
     surprise: Ref | None = None
-    eval_pack: Ref | None = None
-    eval_pack_hidden: Ref | None = None
-    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    eval_pack: Ref | None = None  # public part of the held-out problems
+    eval_pack_hidden: Ref | None = None  # their hidden tests
+    sampling: Sampling = msgspec.field(default_factory=Sampling)  # limits of an attempt
     reward: RewardConfig = msgspec.field(default_factory=RewardConfig)
     schedule: ScheduleConfig = msgspec.field(default_factory=ScheduleConfig)
     train: TrainConfig = msgspec.field(default_factory=TrainConfig)

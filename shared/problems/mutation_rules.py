@@ -1,6 +1,7 @@
 """What programmers get wrong, as rules on the syntax tree: place → (kind, edits, replacement of the whole statement).
 
-Each rule is a generator over one node type. A rule may propose what turns out to change nothing; the renderer drops it.
+Each rule is a generator over one node type; what is taken for what stands in `confusions`. A rule may propose what turns out
+to change nothing; the renderer drops it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,18 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from shared.problems.confusions import (
+    BUILTINS,
+    CLEANERS,
+    COMPARISONS,
+    EXCEPTIONS,
+    IDENTITIES,
+    INVERSE,
+    METHODS,
+    OPERATORS,
+    ORDERED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,65 +112,6 @@ KINDS = (
     "variable",
 )
 
-_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.Gt),
-    ast.LtE: (ast.Lt, ast.GtE),
-    ast.Gt: (ast.GtE, ast.Lt),
-    ast.GtE: (ast.Gt, ast.LtE),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-}
-_INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
-_OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
-    ast.Add: (ast.Sub, ast.Mult),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Add, ast.Pow),
-    ast.Div: (ast.FloorDiv, ast.Mult),
-    ast.FloorDiv: (ast.Div, ast.Mod),
-    ast.Mod: (ast.FloorDiv,),
-    ast.Pow: (ast.Mult,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd, ast.BitXor),
-    ast.BitXor: (ast.BitOr,),
-    ast.LShift: (ast.RShift,),
-    ast.RShift: (ast.LShift,),
-}
-_ORDERED = (ast.Add, ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)  # a op b is not b op a
-
-
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-def _pairs(text: str) -> dict[str, tuple[str, ...]]:
-    """`a:b,c d:e` → what each name is mistaken for."""
-    return {left: tuple(right.split(",")) for left, right in (item.split(":") for item in text.split())}
-
-
-_METHODS = _pairs(
-    "lower:upper,title upper:lower title:capitalize capitalize:title strip:lstrip,rstrip lstrip:rstrip,strip "
-    "rstrip:lstrip,strip startswith:endswith endswith:startswith find:rfind,index rfind:find index:find,rindex rindex:index "
-    "split:rsplit,partition rsplit:split partition:rpartition rpartition:partition splitlines:split keys:values,items "
-    "values:keys items:keys,values isdigit:isalpha,isalnum isalpha:isdigit,isalnum isalnum:isalpha,isdigit "
-    "isupper:islower islower:isupper isspace:isalnum ljust:rjust rjust:ljust center:ljust zfill:rjust "
-    "removeprefix:removesuffix,lstrip removesuffix:removeprefix,rstrip append:extend extend:append add:discard discard:add "
-    "union:intersection intersection:union difference:union issubset:issuperset issuperset:issubset "
-    "match:search,fullmatch search:match fullmatch:match findall:split floor:ceil ceil:floor sin:cos cos:sin "
-    "dirname:basename basename:dirname get:setdefault popleft:pop bisect_left:bisect_right "
-    "bisect_right:bisect_left product:permutations permutations:combinations combinations:permutations"
-)
-_BUILTINS = _pairs(
-    "min:max max:min any:all all:any sum:max,len len:max sorted:list,reversed reversed:sorted,list int:float,round "
-    "float:int round:int str:repr repr:str abs:int list:set,tuple tuple:list set:list ord:int zip:map divmod:pow bin:hex "
-    "hex:oct oct:hex enumerate:zip"
-)
-_IDENTITIES = _set("abs bool float int list reversed round set sorted str tuple")  # f(x) forgotten: x
-_CLEANERS = _set("lower upper strip lstrip rstrip title capitalize casefold copy items swapcase splitlines")
-_EXCEPTIONS = ("ValueError", "KeyError", "IndexError", "TypeError", "AttributeError")
 _ONE = ast.Constant(value=1)
 
 
@@ -174,10 +128,10 @@ def bugs(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
 def _compare(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
     node: ast.Compare = place.node
     for index, op in enumerate(node.ops):
-        for other in _COMPARISONS[type(op)]:
+        for other in COMPARISONS[type(op)]:
             yield "comparison", (Edit(node, "ops", index, other()),), None
-    if len(node.ops) == 1 and type(node.ops[0]) in _INVERSE:
-        yield "condition", (Edit(node, "ops", 0, _INVERSE[type(node.ops[0])]()),), None
+    if len(node.ops) == 1 and type(node.ops[0]) in INVERSE:
+        yield "condition", (Edit(node, "ops", 0, INVERSE[type(node.ops[0])]()),), None
         yield "operands", (Edit(node, "left", None, node.comparators[0]), Edit(node, "comparators", 0, node.left)), None
 
 
@@ -185,9 +139,9 @@ def _binary(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
     node: ast.BinOp = place.node
     if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
         return  # string formatting, not arithmetic
-    for other in _OPERATORS.get(type(node.op), ()):
+    for other in OPERATORS.get(type(node.op), ()):
         yield "arithmetic", (Edit(node, "op", None, other()),), None
-    if isinstance(node.op, _ORDERED):
+    if isinstance(node.op, ORDERED):
         yield "operands", (Edit(node, "left", None, node.right), Edit(node, "right", None, node.left)), None
     one = isinstance(node.right, ast.Constant) and node.right.value == 1 and isinstance(node.op, ast.Add | ast.Sub)
     yield "plus_one" if one else "dropped_term", (place.put(node.left),), None
@@ -283,14 +237,14 @@ def _call(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
         rest = [keyword for other, keyword in enumerate(node.keywords) if other != index]
         yield "arguments", (Edit(node, "keywords", None, rest),), None
     if isinstance(node.func, ast.Attribute):
-        for other in _METHODS.get(node.func.attr, ()):
+        for other in METHODS.get(node.func.attr, ()):
             yield "method", (Edit(node.func, "attr", None, other),), None
-        if node.func.attr in _CLEANERS:
+        if node.func.attr in CLEANERS:
             yield "dropped_call", (place.put(node.func.value),), None
         return
-    for other in _BUILTINS.get(name, ()):
+    for other in BUILTINS.get(name, ()):
         yield "builtin", (Edit(node.func, "id", None, other),), None
-    if name in _IDENTITIES and len(args) == 1:
+    if name in IDENTITIES and len(args) == 1:
         yield "dropped_call", (place.put(args[0]),), None
     if name == "range" and args and not starred:
         stop = min(len(args) - 1, 1)
@@ -356,7 +310,7 @@ def _tuple(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
 
 def _augmented(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
     node: ast.AugAssign = place.node
-    for other in _OPERATORS.get(type(node.op), ()):
+    for other in OPERATORS.get(type(node.op), ()):
         yield "augmented", (Edit(node, "op", None, other()),), None
     yield "augmented", (), ast.Assign(targets=[node.target], value=node.value, lineno=1)
 
@@ -385,7 +339,7 @@ def _jump(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
 def _except(place: Place, statement: ast.AST, scope: Scope) -> Iterator[Bug]:
     caught = place.node.type
     if isinstance(caught, ast.Name):
-        for other in _EXCEPTIONS:
+        for other in EXCEPTIONS:
             if other != caught.id:
                 yield "exception", (Edit(caught, "id", None, other),), None
 

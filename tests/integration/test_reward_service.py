@@ -3,204 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
-from services.reward.config import GraderSettings, RewardSettings
-from services.reward.grade import Grader
-from services.reward.grader import Worker
-from services.reward.graders import CeleryJobs
 from services.reward.jobs import Graded
-from services.reward.service import serve
-from shared import bus as buses
-from shared.bus import Bus
 from shared.contracts import topics
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.messages import (
     AttemptKey,
-    Effort,
     RolloutFailed,
-    RolloutFinished,
     RolloutScored,
     RunControl,
     StopReason,
     Verdict,
 )
-from shared.contracts.run import Purpose, Ref, RewardConfig, RunConfig
-from shared.contracts.trajectory import Segment, Span, Trajectory, pack
-from shared.objects import connect as connect_objects
-from shared.problems import Case, Hidden, Limits, Problem
-from shared.problems.pack import write
-from shared.problems.values import encode
-from shared.sandbox import connect as connect_sandbox
-from shared.telemetry import Health
+from shared.contracts.run import Purpose, Ref, RewardConfig
+from shared.problems import Hidden
+from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, case, platform
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
-
-FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
-RUN = "r-test"
-RIGHT = "def f(x):\n    return x + 1\n"
-WRONG = "def f(x):\n    return x - 1\n"
-SLOW = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x + 1\n"
-
-
-def case(x: int) -> Case:
-    return Case(args=encode([x]), expected=encode(x + 1))
-
-
-PROBLEM = Problem(
-    id="p", files={"main.py": WRONG}, entry="f", visible=[case(1)], origin="dist:origin:f", limits=Limits(time_s=20.0)
-)
-HIDDEN = Hidden(id="p", cases=[case(2), case(3)], solution={"main.py": RIGHT})
-
-
-class Platform:
-    """The stores of one machine, and a test's hands on them."""
-
-    def __init__(self, state: Path, patience_s: float) -> None:
-        self.state = state
-        self.settings = RewardSettings(
-            state=state, name="reward", reward_patience_s=patience_s, reward_linger_s=0.05, reward_tries=2
-        )
-        self.objects = connect_objects(self.settings.objects_url)
-        self.bus: Bus = buses.connect(self.settings.bus_url, client="test")
-        self.pack = self.lines("packs/public", PROBLEM)
-        self.pack_hidden = self.lines("packs/hidden", HIDDEN)
-        self.config = RunConfig(
-            run=RUN,
-            base=Ref(key="base", size=0, checksum=""),
-            pack=self.pack,
-            pack_hidden=self.pack_hidden,
-            reward=RewardConfig(id="default", length=None, behaviour={"no_submit": -0.25}, behaviour_apply="all"),
-        )
-        self.outcomes: dict[str, list[RolloutScored | RolloutFailed]] = {}
-
-    def lines(self, key: str, *entries: msgspec.Struct) -> Ref:
-        return self.objects.put(f"{key}.jsonl.zst", write(entries))
-
-    async def announce(self) -> None:
-        ref = self.objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(self.config))
-        await self.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
-
-    async def finish(self, name: str, source: str, *, epoch: int = 0, **fields: object) -> RolloutFinished:
-        """Publishes an attempt that ended with `source`."""
-        key = AttemptKey(
-            attempt=name, epoch=epoch, group="g", problem="p", purpose=fields.pop("purpose", Purpose.train)
-        )  # type: ignore[arg-type]
-        stop = fields.pop("stop", StopReason.submitted)
-        first = fields.pop("first_edit", None)
-        trajectory = Trajectory(
-            key=key,
-            stop=stop,  # type: ignore[arg-type]
-            temperature=1.0,
-            effort=Effort(),
-            segments=[
-                Segment(
-                    tokens=np.arange(4, dtype=np.int32),
-                    loss_mask=np.array([False, False, True, True]),
-                    logprobs=np.zeros(4, dtype=np.float32),
-                    versions=np.array([-1, -1, 0, 0], dtype=np.int32),
-                    oldest_kv_version=0,
-                    spans=[Span(start=2, end=4, role="tool_call", tool="edit")],
-                )
-            ],
-            files={"main.py": source},
-            first_edit_files={"main.py": str(first)} if first else None,
-        )
-        values = {
-            "trajectory": self.objects.put(f"{attempt_prefix(RUN, name, epoch)}/trajectory", pack(trajectory)),
-            "pack": self.pack,
-            "pack_hidden": self.pack_hidden,
-            "reward_config": "default",
-        }
-        message = RolloutFinished(
-            run=RUN, key=key, stop=stop, effort=Effort(), oldest_version=0, oldest_kv_version=0, newest_version=0,  # type: ignore[arg-type]
-            worker="w", seconds=1.0, **{**values, **fields},  # type: ignore[arg-type]
-        )  # fmt: skip
-        await self.bus.publish(topics.ROLLOUTS_FINISHED, name, message)
-        return message
-
-    async def listen(self) -> None:
-        async for delivery in self.bus.deliveries([topics.ROLLOUTS_SCORED], None, 100):
-            self.outcomes.setdefault(delivery.message.key.attempt, []).append(delivery.message)
-            delivery.done()
-
-    async def outcome(self, name: str, seconds: float = 240.0) -> RolloutScored | RolloutFailed:
-        await self.until(lambda: name in self.outcomes, seconds)
-        return self.outcomes[name][0]
-
-    async def until(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 what other processes do sets no event
-                await asyncio.sleep(0.02)
-
-    async def until_acknowledged(self) -> None:
-        async with asyncio.timeout(30):
-            while (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-    @contextlib.contextmanager
-    def grader(self, name: str = "grader") -> Iterator[subprocess.Popen[bytes]]:
-        environment = {**os.environ, "ETUDE_STATE": str(self.state), "ETUDE_NAME": name, "ETUDE_GRADER_SANDBOXES": "1"}
-        with (self.state / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", "services.reward.grader"], env=environment, stderr=log)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    @contextlib.asynccontextmanager
-    async def grader_here(self) -> AsyncIterator[None]:
-        """The same worker in this process: it starts at once. For what needs no signal."""
-        worker = Worker(GraderSettings(state=self.state), Grader(self.objects, FUNCTIONS, "here"))
-        worker.start()
-        try:
-            yield
-        finally:
-            await worker.stop()
-
-    @contextlib.asynccontextmanager
-    async def service(self) -> AsyncIterator[Health]:
-        stop = asyncio.Event()
-        bus = buses.connect(self.settings.bus_url, client="reward")
-        jobs = CeleryJobs(self.settings.jobs_url)
-        async with Health("reward", self.settings) as health:
-            running = asyncio.create_task(serve(self.settings, bus, self.objects, jobs, health, stop))
-            try:
-                yield health
-            finally:
-                stop.set()
-                await running
-                await jobs.close()
-                await bus.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _close_sandboxes() -> Iterator[None]:
     yield
     FUNCTIONS.close_sync()
-
-
-@contextlib.asynccontextmanager
-async def platform(state: Path, patience_s: float = 4.0) -> AsyncIterator[Platform]:
-    p = Platform(state, patience_s)
-    listening = asyncio.create_task(p.listen())
-    try:
-        yield p
-    finally:
-        listening.cancel()
-        await p.bus.close()
 
 
 @pytest.mark.usefixtures("platform_stores")

@@ -124,17 +124,20 @@ def surprise(
     from services.trainer.base.surprise import of_pack
 
     def work() -> None:
+        typer.echo(
+            "A first guess of how hard each problem is: how likely the policy would write its known repair (once per pack)"
+        )
         with Progress() as bars:
-            bar = bars.add_task("surprise of the reference repairs", total=1.0)
+            bar = bars.add_task("problems looked at", total=1.0)
             found = of_pack(checkpoint, pack, split, lambda share: bars.update(bar, completed=share))
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_suffix(f".{os.getpid()}")  # two may compute the same
         unfinished.write_text(json.dumps({name: round(nats, 3) for name, nats in found.items()}) + "\n")
         unfinished.replace(out)
+        typer.echo(f"{out}: {len(found):,} problems")
 
     torch.set_num_threads(threads)
     _plain_errors(work)
-    typer.echo(f"{out}: finished")
 
 
 def _plain_errors(work: Callable[[], None]) -> None:

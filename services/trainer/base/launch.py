@@ -18,7 +18,7 @@ import torch.multiprocessing as multiprocessing
 from services.trainer.base.checkpoint import write_checkpoint
 from services.trainer.base.samples import Samples
 from services.trainer.base.settings import MODEL, TOKENS_PER_RANK, Phase
-from services.trainer.base.train import Report, Trainer
+from services.trainer.base.train import Report, Trainer, by_the_clock
 from shared.model import ModelConfig, Transformer, load_checkpoint
 
 
@@ -105,7 +105,7 @@ def _stage(rank: int, job: Job, stage: Stage, start: Path | None, seed: int) -> 
     trainer = Trainer(
         model,
         stage.phase,
-        stage.minutes,
+        by_the_clock(stage.minutes),
         Samples.load(stage.samples),
         Samples.load(stage.validation),
         job.work,

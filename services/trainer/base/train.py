@@ -1,7 +1,7 @@
-"""One phase of training: data-parallel, by the clock, resumable.
+"""One phase of training: data-parallel, resumable, as long as its budget says (minutes by the clock, in the recipe).
 
 Two processes of one thread each beat one process of two threads wherever anything else runs on the machine, so every
-rank computes on one thread and gradients are averaged by gloo. Rank 0 decides by the clock how far the phase is, so
+rank computes on one thread and gradients are averaged by gloo. Rank 0 alone decides how far the phase is, so
 that all ranks use the same learning rate and stop at the same step.
 """
 
@@ -38,6 +38,13 @@ class Progress:
     elapsed_s: float = 0.0
 
 
+Budget = Callable[[Progress], float]  # share of the phase that is done; at 1 it ends
+
+
+def by_the_clock(minutes: float) -> Budget:
+    return lambda progress: progress.elapsed_s / (minutes * 60)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One line of losses.jsonl."""
@@ -60,7 +67,7 @@ class Trainer:
         self,
         model: Transformer,
         phase: Phase,
-        minutes: float,
+        budget: Budget,
         samples: Samples,
         validation: Samples,
         state: Path | None,
@@ -68,7 +75,7 @@ class Trainer:
         seed: int,
         tokens_per_rank: int = TOKENS_PER_RANK,
     ) -> None:
-        self.model, self.phase, self.seconds = model, phase, minutes * 60
+        self.model, self.phase, self.budget = model, phase, budget
         self.samples, self.validation = samples, validation
         self.state, self.report = state, report
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -88,7 +95,7 @@ class Trainer:
         mean = 0.0
         while True:
             began = time.perf_counter()
-            fraction = self._together(self.progress.elapsed_s / self.seconds)
+            fraction = self._together(self.budget(self.progress))
             if fraction >= 1:
                 break
             loss, tokens = self._step(fraction)

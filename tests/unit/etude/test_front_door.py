@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,10 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from etude import commands
 from etude import supervisor as s
-from etude.demo.prepare import DemoError, own_problems
-from etude.status import collect
+from etude.demo.prepare import BASE, DemoError, own_problems
+from etude.status import collect, show
+from shared.settings import ServiceSettings
+from shared.telemetry import Health
 
 
 @pytest.fixture
@@ -128,3 +134,60 @@ def test_status_leaves_out_a_replica_whose_machine_is_gone_and_names_one_that_do
             (tmp_path / "run" / f"{name}.json").write_text(json.dumps(told))
         rows = collect(tmp_path)
     assert [(row["name"], row["state"]) for row in rows] == [("rollout-b", "down")]
+
+
+def test_status_says_what_a_service_waits_on_and_for_how_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with Health("trainer", ServiceSettings(state=tmp_path, name="trainer")) as health:
+            health.wait_on("groups")
+            health.wait_on("the bus")
+            await asyncio.to_thread(show, tmp_path, as_json=False)
+
+    monkeypatch.setenv("COLUMNS", "160")
+    asyncio.run(scenario())
+    assert "groups, for 0 s; the bus, for 0 s" in capsys.readouterr().out
+
+
+@pytest.fixture
+def front_door() -> typer.Typer:
+    app = typer.Typer()
+    commands.register(app)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "found neither"),
+        (["--problems", "own.jsonl", "--pack", "."], "found both"),
+        (["--problems", "own.jsonl", "--split", "dev"], "goes with --pack"),
+        (["--pack", ".", "--split", "rl"], "'dev', 'held_out'"),
+    ],
+)
+def test_an_evaluation_is_of_a_file_or_of_a_split_and_says_so(
+    front_door: typer.Typer, arguments: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(front_door, ["eval", "--checkpoint", ".", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_an_evaluation_of_a_folder_that_is_no_pack_names_what_is_missing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", "eval", "--checkpoint", str(BASE), "--pack", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "held_out.public.jsonl.zst: missing" in done.stderr.replace("\n", "")
+
+
+def test_the_options_of_the_demo_are_grouped_and_its_examples_shown(front_door: typer.Typer) -> None:
+    text = CliRunner().invoke(front_door, ["demo", "--help"], env={"COLUMNS": "100"}).output
+    assert "etude demo --minutes 2 --eval-problems 50" in text
+    titles = ["Options", *(commands.PROBLEMS, commands.FIGURES, commands.RECIPE, commands.MACHINE)]
+    places = [text.index(f"─ {title} ─") for title in titles]
+    assert places == sorted(places)

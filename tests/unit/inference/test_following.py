@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from services.inference.api import version_spans
 from services.inference.following import Following
+from services.inference.wire import version_spans
 from shared.contracts.messages import PolicyPublished, RunControl
 from shared.contracts.run import Ref
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from etude.supervisor import SERVICES
-from infra import declared
+from infra import declared, run_defaults
 from infra.generate import DASHBOARDS, files
 from infra.grafana import check
 from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
@@ -117,6 +117,19 @@ def test_a_line_that_is_full_goes_on_in_the_next():
 @pytest.mark.parametrize("path", files(), ids=str)
 def test_what_is_generated_is_up_to_date(path):
     assert (ROOT / path).read_text() == files()[path], "run: python -m infra.generate"
+
+
+def test_whatever_a_run_learns_with_is_described_where_it_is_declared():
+    documented = [d for _, rows in run_defaults.sections().values() for d in rows] + run_defaults.constants()
+    assert {"train.importance_clip", "sampling.max_edits", "services.rollout.agent.MAX_BROKEN"} <= {
+        d.name for d in documented
+    }
+    assert [d.name for d in documented if len(d.about) < 5] == []
+
+
+def test_the_page_of_a_run_says_where_the_demo_differs():
+    changed = {d.name: d.demo for _, rows in run_defaults.sections().values() for d in rows if d.demo}
+    assert changed == {"schedule.minutes": "10", "train.credit.per": "turn"}
 
 
 def test_names_of_metrics_follow_the_house():

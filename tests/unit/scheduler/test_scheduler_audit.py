@@ -103,6 +103,23 @@ def test_the_command_prints_the_promises_and_exits_by_them(tmp_path: Path) -> No
         assert json.loads(broken.output)["lost"] == 1
 
 
+def test_what_was_given_up_is_told_by_reason_and_counts_as_no_loss(tmp_path: Path) -> None:
+    with opened("sqlite", tmp_path) as engine:
+        world = World(engine, config(minutes=1.0), slow={i: 1000 for i in range(40, 60)}, capacity=200)
+        world.start()
+        world.run_until("finished", ticks=200)
+        report = audit(engine, RUN, max_staleness=2)
+        why = "the run stopped before the group was complete"
+        assert report.reasons["attempts dropped"] == {why: report.attempts["dropped"]}
+        assert report.reasons["groups dropped"] == {why: report.groups["dropped"]}
+        shown = CliRunner().invoke(app, ["audit", "--state", str(tmp_path)])
+        assert shown.exit_code == 0, shown.output
+        assert f"because: {why}" in shown.output
+        assert "accounted for, not lost" in shown.output
+        told = json.loads(CliRunner().invoke(app, ["audit", "--json", "--state", str(tmp_path)]).output)
+        assert told["reasons"] == report.reasons
+
+
 def test_the_command_says_where_it_looked_when_there_is_no_ledger(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["audit", "--state", str(tmp_path)])
     assert result.exit_code == 2

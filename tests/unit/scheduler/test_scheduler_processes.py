@@ -230,8 +230,10 @@ def test_a_second_scheduler_waits_and_takes_over_when_the_first_is_killed(tmp_pa
             first, second = Scheduler(tmp_path, "first"), Scheduler(tmp_path, "second")
             await until(lambda: peers.step >= 1, "first step")
             both = {"first": first, "second": second}
-            await until(lambda: any("leadership" in w for s in both.values() for w in s.waits()), "waiting scheduler")
-            waiting = next(s for s in both.values() if any("leadership" in w for w in s.waits()))
+            await until(
+                lambda: any("its turn to lead" in w for s in both.values() for w in s.waits()), "waiting scheduler"
+            )
+            waiting = next(s for s in both.values() if any("its turn to lead" in w for w in s.waits()))
             (first if waiting is second else second).kill()
             step = peers.step
             await until(lambda: peers.step > step + 1, "step under the other")

@@ -1,0 +1,166 @@
+"""What goes over the wire, in SGLang's words: requests are read and refused, results are written.
+
+Errors name the field, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from services.inference.request import Result
+from shared.model import ModelConfig
+
+# SGLang's sampling fields that change the distribution, and the values that switch them off.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, 1 << 30, None),
+    "min_p": (0, None),
+    "frequency_penalty": (0, None),
+    "presence_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_new_tokens": (0, None),
+    "logit_bias": (None, {}),
+    "stop": (None, [], ""),
+    "stop_regex": (None, [], ""),
+    "regex": (None, ""),
+    "json_schema": (None, ""),
+    "ebnf": (None, ""),
+    "n": (1, None),
+}
+
+
+class BadRequest(ValueError):
+    """The client's mistake; the text is for the client."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True):
+    temperature: float = 1.0
+    max_new_tokens: int = 128
+    stop_token_ids: list[int] | None = None
+    sampling_seed: int | None = None
+    ignore_eos: bool = True  # there is no implicit stop token: only stop_token_ids end a generation
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    input_ids: list[int]
+    sampling_params: msgspec.Raw = msgspec.Raw(b"{}")
+    rid: str | None = None
+    return_logprob: bool = False
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+    extra_key: str | None = None
+    stream: bool = False
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseRequest(msgspec.Struct, kw_only=True):
+    mode: str = "abort"
+
+
+class CheckerRequest(msgspec.Struct, kw_only=True):
+    action: str = "checksum"
+
+
+class PinRequest(msgspec.Struct, kw_only=True):
+    serial: int
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
+_SAMPLING = msgspec.json.Decoder(SamplingParams)
+
+
+def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
+    """Raises BadRequest."""
+    try:
+        request = _GENERATE.decode(body)
+        fields = msgspec.json.decode(request.sampling_params)
+        if not isinstance(fields, dict):
+            raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
+        for name, allowed in NEUTRAL.items():
+            if name in fields and fields[name] not in allowed:
+                raise BadRequest(
+                    f"sampling_params.{name}: found {fields[name]!r}; allowed: {allowed[0]!r}. Only plain temperature "
+                    "sampling is served: anything else biases the importance ratios of training"
+                )
+        sampling = _SAMPLING.decode(request.sampling_params)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"request body: {error}") from None
+    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
+        raise BadRequest(f"sampling_params.temperature: found {sampling.temperature!r}; allowed: 0..100")
+    if sampling.max_new_tokens < 1:
+        raise BadRequest(f"sampling_params.max_new_tokens: found {sampling.max_new_tokens}; allowed: 1 and more")
+    if request.return_routed_experts and not 0 <= request.routed_experts_start_len <= len(request.input_ids):
+        raise BadRequest(
+            f"routed_experts_start_len: found {request.routed_experts_start_len}; allowed: 0..{len(request.input_ids)}"
+        )
+    return request, sampling
+
+
+def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:
+    """Runs of equal versions over the sampled tokens: [{version, start, end}]. SGLang writes versions as text."""
+    if not len(versions_C):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(versions_C)) + 1).tolist(), len(versions_C)]
+    return [{"version": str(versions_C[a]), "start": a, "end": b} for a, b in itertools.pairwise(cuts)]
+
+
+def encode_routing(routing: np.ndarray, config: ModelConfig) -> str:
+    """base64 of int32 [rows, num_hidden_layers, K], C order, as SGLang exports it: dense layers stand in as zeros."""
+    full = routing.astype(np.int32)
+    if config.num_moe_layers < config.num_hidden_layers:
+        full = np.zeros((len(routing), config.num_hidden_layers, config.num_experts_per_tok), np.int32)
+        full[:, list(config.moe_layers)] = routing
+    return base64.b64encode(np.ascontiguousarray(full)).decode()
+
+
+def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> dict[str, Any]:
+    """The body of /generate. `text` is empty: token ids are the only truth here, no text is ever tokenised again."""
+    finish: dict[str, Any] = {"type": result.finish.type}
+    if result.finish.type == "stop":
+        finish["matched"] = result.finish.matched
+    elif result.finish.type == "length":
+        finish["length"] = len(result.tokens_C)
+    else:
+        finish["message"] = result.finish.message
+    tokens = result.tokens_C.tolist()
+    meta: dict[str, Any] = {
+        "id": rid,
+        "finish_reason": finish,
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": len(tokens),
+        "cached_tokens": result.cached_tokens,
+        "weight_version": str(result.weight_version),
+        "weight_versions": version_spans(result.versions_C),
+        "oldest_kv_version": result.oldest_kv_version,
+    }
+    if logprobs:
+        meta["output_token_logprobs"] = [(p, t, None) for p, t in zip(result.logprobs_C.tolist(), tokens, strict=True)]
+    if result.routing is not None:
+        meta["routed_experts"] = encode_routing(result.routing, config)
+    return {"text": "", "output_ids": tokens, "meta_info": meta}
+
+
+def decode(kind: type[S], body: bytes) -> S:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"request body: {error}") from None
+
+
+def token_array(ids: list[int]) -> np.ndarray:
+    try:
+        return np.array(ids, np.int32)
+    except OverflowError:
+        raise BadRequest("input_ids: a value beyond 32 bits; allowed: token ids of the vocabulary") from None

@@ -1,0 +1,59 @@
+"""`etude tasks show` finds a problem in whichever split it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.curator.cli import app
+from shared.problems import Case, Hidden, Problem
+from shared.problems.pack import write
+
+CASE = Case(args="[]", expected="1")
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    for split in ("train", "rl", "dev", "held_out"):
+        problem = Problem(id=f"in-{split}", files={"f.py": "def f(): return 0"}, entry="f", visible=[])
+        (tmp_path / f"{split}.public.jsonl.zst").write_bytes(write([problem]))
+        (tmp_path / f"{split}.hidden.jsonl.zst").write_bytes(write([Hidden(id=problem.id, cases=[CASE])]))
+    return tmp_path
+
+
+@pytest.mark.parametrize("split", ["train", "rl", "dev", "held_out"])
+def test_a_problem_is_found_in_any_split(pack: Path, split: str) -> None:
+    result = CliRunner().invoke(app, ["show", str(pack), f"in-{split}"])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert (shown["id"], shown["hidden"]) == (f"in-{split}", [{"args": "[]", "expected": "1"}])
+    assert f"split {split}" in result.stderr
+
+
+def test_a_split_that_is_named_is_the_only_one_that_is_searched(pack: Path) -> None:
+    result = CliRunner().invoke(app, ["show", str(pack), "in-dev", "--split", "rl"])
+    assert result.exit_code == 2
+    assert "no problem 'in-dev'" in result.stderr
+    assert "splits: rl" in result.stderr
+
+
+def test_without_an_id_all_are_listed(pack: Path) -> None:
+    ids = CliRunner().invoke(app, ["show", str(pack)]).stdout.split()
+    assert ids == ["in-train", "in-rl", "in-dev", "in-held_out"]
+
+
+def test_an_unknown_problem_is_refused_with_where_was_looked(pack: Path) -> None:
+    result = CliRunner().invoke(app, ["show", str(pack), "elsewhere"])
+    assert result.exit_code == 2
+    assert "train, rl, dev, held_out" in result.stderr
+
+
+def test_where_the_hidden_part_is_not_kept_the_public_part_is_shown_alone(pack: Path) -> None:
+    (pack / "held_out.hidden.jsonl.zst").unlink()
+    result = CliRunner().invoke(app, ["show", str(pack), "in-held_out"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["hidden"] == []
+    assert "only the public part" in result.stderr
