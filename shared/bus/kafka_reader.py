@@ -1,8 +1,12 @@
 """The reading side of the bus on Kafka: one consumer in one thread per `deliveries()`.
 
 Invariants
-- Commits are the adapter's own, lowest contiguous offset per partition, never automatic. A full inbox pauses its
-  partitions, so that the consumer stays in its group while nothing is read.
+- Commits are the adapter's own, lowest contiguous offset per partition, never automatic; what is finished beyond it rides in
+  the commit's metadata, and the next owner does not hand it out again.
+- A full inbox pauses its partitions, so that the consumer stays in its group, and takes its part in rebalances, while
+  nothing is read.
+- A join that was begun is seen to its end before anything else is read: the group takes no commits meanwhile, and what is
+  read would all come again, should this member be left out of the next assignment.
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
@@ -20,22 +24,32 @@ import structlog
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import CommitFailedError, KafkaError, RebalanceInProgressError
+from kafka.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
+)
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.tracking import read_ranges
 from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
+JOIN_MS = 1_000  # between looks, while a join waits for the other members: whether this one is to end
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
+NOTES_WITHIN_MS = 30_000  # as long as kafka-python gives every request
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
+LAST_COMMIT_S = 12.0  # of a member that leaves in the middle of a rebalance: longer than a session
 PAUSE_S = 0.02  # between looks at what is in flight, while partitions are handed back
 BACK_OFF_S, BACK_OFF_MAX_S = 0.5, 10.0
 
@@ -70,9 +84,11 @@ class Reader(AsyncConsumerRebalanceListener):
         self._cluster = bus.cluster
         self._topics = {bus.cluster.physical(topic.name): topic for topic in topics}
         self._leases: dict[TopicPartition, Lease] = {}
+        self._known: dict[TopicPartition, OffsetAndMetadata] = {}  # as earlier owners committed
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
-        self._paused: bool | None = False
+        self._paused = False
+        self._notes = True  # what is finished beyond a position is told to the broker
         self._next_commit = 0.0
         self._back_off_s = BACK_OFF_S
         self._flushes: list[threading.Event] = []
@@ -95,7 +111,8 @@ class Reader(AsyncConsumerRebalanceListener):
     def flush(self) -> None:
         """Returns when everything that was settled before the call is committed."""
         done = threading.Event()
-        self._flushes.append(done)
+        with self._lock:
+            self._flushes.append(done)
         self._signal.set()
         while not done.wait(0.05) and self.alive:
             pass
@@ -106,6 +123,10 @@ class Reader(AsyncConsumerRebalanceListener):
         while not self._over():
             try:
                 self._read()
+            except FencedInstanceIdError:  # to come back would fence the other in its turn
+                self.inbox.close(
+                    BusUnavailable(f"{self._cluster}: another replica uses instance={self._cluster.instance}")
+                )
             except (KafkaError, BusUnavailable, OSError) as error:
                 log.error("bus.kafka", error=str(error) or repr(error), topics=list(self._topics), group=self.group)
                 self._lose(list(self._leases))
@@ -152,9 +173,9 @@ class Reader(AsyncConsumerRebalanceListener):
                 consumer.assign(partitions)
                 consumer.seek_to_beginning(*partitions)
             else:
-                for name in self._topics:  # a leader that has not heard of a new topic would assign none of it
-                    consumer.partitions_for_topic(name)
                 consumer.subscribe(list(self._topics), listener=self)
+                for name in self._topics:  # a leader that has not heard of a new topic would assign none of it, and
+                    consumer.partitions_for_topic(name)  # one that hears of it after it has joined joins again
             while not self._over():
                 self._cycle(consumer)
             self._hand_back_all()
@@ -162,24 +183,40 @@ class Reader(AsyncConsumerRebalanceListener):
             consumer.close(autocommit=False)
 
     def _cycle(self, consumer: KafkaConsumer) -> None:
-        flushes, self._flushes = self._flushes, []
+        with self._lock:
+            flushes = list(self._flushes)
         self._settle()
-        if flushes or time.monotonic() >= self._next_commit:
-            if self._commit():
-                for done in flushes:
-                    done.set()
-            else:
-                self._flushes = flushes + self._flushes
+        if (flushes or time.monotonic() >= self._next_commit) and self._commit():
+            with self._lock:
+                del self._flushes[: len(flushes)]
+            for done in flushes:
+                done.set()
         room = self.inbox.room()
-        if (room <= 0) is not self._paused:
-            self._paused = room <= 0
-            (consumer.pause if self._paused else consumer.resume)(*consumer.assignment())
-        if self._paused:
-            consumer.poll(timeout_ms=0)  # stays in the group
+        full = room <= 0
+        if full is not self._paused:
+            self._paused = full
+            (consumer.pause if full else consumer.resume)(*consumer.assignment())
+        self._take(consumer.poll(timeout_ms=0 if full else POLL_MS, max_records=max(1, room)))
+        while self._joining() and not self._over():
+            self._join_on()
+        if full:
             self._signal.wait(POLL_MS / 1000)
             self._signal.clear()
-        else:
-            self._take(consumer.poll(timeout_ms=POLL_MS, max_records=room))
+
+    def _joining(self) -> bool:
+        """A poll began a join and did not see its end. No commits are taken, and no heartbeats are sent."""
+        return self.group is not None and self._consumer._coordinator.rebalance_in_progress()
+
+    def _join_on(self) -> None:
+        """Waits for a join, JOIN_MS at most.
+
+        kafka-python 3.0 ends a join only in a poll that waits when the answer comes: an answer that comes between two polls
+        is thrown away, and the group asked for another, or, where new metadata was the reason, not even that: such a
+        member would neither commit nor send heartbeats ever again. Hence a long wait, and the word that it is needed.
+        """
+        coordinator = self._consumer._coordinator
+        coordinator.request_rejoin()
+        coordinator.poll(timeout_ms=JOIN_MS)
 
     def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
         items = []
@@ -187,15 +224,20 @@ class Reader(AsyncConsumerRebalanceListener):
             for partition, found in records.items():
                 lease = self._leases.get(partition)
                 if lease is None:
-                    topic = self._topics[partition.topic]
-                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset)
+                    topic, known = self._topics[partition.topic], self._known.get(partition)
+                    finished = [] if known is None else read_ranges(known.offset, known.metadata or "")
+                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, finished)
                 items += [item for record in found if (item := self._receive(lease, record)) is not None]
         if items:
             self._back_off_s = BACK_OFF_S
             self.inbox.offer(items)
 
     def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that cannot be read: it is on its way to the dead letters."""
+        """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
+        letters."""
+        if lease.tracker.was_finished(record.offset):
+            lease.tracker.give(record.offset)
+            return None
         headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
         key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
         lease.tracker.give(record.offset)
@@ -232,21 +274,25 @@ class Reader(AsyncConsumerRebalanceListener):
         if self.group is None:
             return {}
         with self._lock:
-            leases = {partition: self._leases[partition] for partition in partitions if partition in self._leases}
-            return {
-                partition: OffsetAndMetadata(lease.tracker.position, "", -1)
-                for partition, lease in leases.items()
-                if lease.tracker.position > lease.committed
-            }
+            found = {}
+            for partition in partitions:
+                if (lease := self._leases.get(partition)) is not None:
+                    position, finished = lease.standing() if self._notes else (lease.tracker.position, "")
+                    if (position, finished) != (lease.committed, lease.noted):
+                        found[partition] = OffsetAndMetadata(position, finished, -1)
+            return found
 
     def _commit(self) -> bool:
-        """False: the group is between two assignments, and takes no commit until `poll` has brought it on."""
+        """False: the group is between two assignments, and takes no commit until the join has ended."""
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
         moved = self._moved(list(self._leases))
         if not moved:
             return True
         try:
             self._consumer.commit(moved)
+        except OffsetMetadataTooLargeError:  # this broker takes less than is usual: positions alone, from now on
+            self._notes = False
+            return False
         except RebalanceInProgressError:
             return False
         except CommitFailedError as error:  # the group went on without us: somebody else reads them again
@@ -254,8 +300,8 @@ class Reader(AsyncConsumerRebalanceListener):
             return True
         with self._lock:
             for partition, offset in moved.items():
-                if partition in self._leases:
-                    self._leases[partition].committed = offset.offset
+                if (lease := self._leases.get(partition)) is not None:
+                    lease.committed, lease.noted = offset.offset, offset.metadata
         return True
 
     def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
@@ -271,6 +317,7 @@ class Reader(AsyncConsumerRebalanceListener):
     def _lose(self, partitions: Iterable[TopicPartition]) -> None:
         with self._lock:
             for partition in list(partitions):
+                self._known.pop(partition, None)
                 lease = self._leases.pop(partition, None)
                 if lease:
                     lease.live = False
@@ -282,10 +329,13 @@ class Reader(AsyncConsumerRebalanceListener):
         while self._in_flight(list(self._leases)) and time.monotonic() < until:
             time.sleep(PAUSE_S)
         self._settle()
-        until = time.monotonic() + REVOKE_GRACE_S
-        while not self._commit() and time.monotonic() < until:
-            self._consumer.pause(*self._consumer.assignment())
-            self._consumer.poll(timeout_ms=POLL_MS)
+        until = time.monotonic() + LAST_COMMIT_S
+        while not self._commit():
+            if time.monotonic() > until:
+                log.warning("bus.last_commit", group=self.group, partitions=len(self._leases))
+                break
+            if self._joining():
+                self._join_on()
         self._lose(list(self._leases))
 
     # In the consumer's I/O thread.
@@ -310,7 +360,15 @@ class Reader(AsyncConsumerRebalanceListener):
         self._lose(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        self._paused = None  # they are not paused, whatever the others are: decide again
+        """Position and notes come from one reading; kafka-python's own would leave the notes out."""
+        partitions = list(assigned)
+        if self._paused:
+            self._consumer.pause(*partitions)
+        known = await self._consumer._coordinator.fetch_committed_offsets_async(partitions, timeout_ms=NOTES_WITHIN_MS)
+        with self._lock:
+            self._known.update(known)
+        for partition, committed in known.items():
+            self._consumer.seek(partition, committed.offset)
 
     async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
         self._lose(lost)

@@ -104,8 +104,7 @@ def test_what_was_acknowledged_does_not_come_again_after_a_restart(world, go):
         await bus.close()
         again = world.open()
         deliveries = again.deliveries([world.topic], world.group, 10)
-        again = ["7"] if world.embedded else ["7", "8", "9"]
-        assert texts(await take(deliveries, len(again))) == again
+        assert texts(await take(deliveries, 1)) == ["7"]
         assert await nothing_comes(deliveries, 1.0)
 
     go(scenario)
