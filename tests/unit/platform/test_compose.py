@@ -128,11 +128,24 @@ def test_our_containers_have_no_privilege_and_write_nowhere_but_where_it_is_said
 
 
 def test_candidate_code_runs_where_the_profile_is_and_nowhere_else():
-    """Who asks for sandboxes has the image with bubblewrap and its profile; nobody else has either."""
+    """Who asks for sandboxes has an image with bubblewrap and the profile; nobody else has either."""
     wants = {name for name, module in SERVICES if _asks_for_sandboxes(module)} | {"demo"}
-    has = {name for name, service in OURS.items() if service["build"]["target"] == "worker"}
+    has = {name for name, service in OURS.items() if "bubblewrap" in _stage(service["build"]["target"])}
     profiled = {name for name, s in OURS.items() if "seccomp=infra/docker/seccomp-worker.json" in s["security_opt"]}
     assert wants == has == profiled
+
+
+def _stage(target: str) -> str:
+    (text,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    return text
+
+
+def test_the_demo_has_what_it_needs_to_read_a_pack_with_the_base_policy():
+    """It makes the pack in sandboxes, computes with torch how surprising each repair is, and keeps that in the volume."""
+    assert ALL["demo"]["build"]["target"] == "demo"
+    assert "FROM trainer AS demo\n" in DOCKERFILE
+    assert "packs:/packs" in ALL["demo"]["volumes"]
+    assert ALL["demo"]["working_dir"] == "/packs"
 
 
 def _asks_for_sandboxes(module: str) -> bool:
@@ -229,8 +242,17 @@ def test_without_an_image_registry_every_image_has_a_recipe_of_its_own():
     local = ROOT / "infra" / "docker" / "local"
     override = yaml.safe_load((local / "compose.yml").read_text())["services"]
     assert override.keys() == ALL.keys()
+    # What cannot be built everywhere stays out of `up` until its profile is asked for.
+    assert {name for name, service in override.items() if "profiles" in service} == {"grafana", "kafka-exporter"}
     for name, service in override.items():
         if name in OURS:
             assert service["build"]["args"]["PYTHON"] == "etude-local/python:3.11"
         elif name != "grafana":  # nobody packages it
             assert (local / service["image"].removeprefix("etude-local/") / "Dockerfile").exists()
+
+
+def test_without_an_image_registry_each_of_our_images_is_built_by_one_service():
+    script = (ROOT / "infra/docker/local/build.sh").read_text()
+    (names,) = re.findall(r"--profile '\*' build \\\n((?: +[a-z-]+)+)", script)
+    images = [ALL[name]["image"] for name in names.split()]
+    assert sorted(images) == sorted({service["image"] for service in OURS.values()})
