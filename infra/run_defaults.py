@@ -75,8 +75,9 @@ def _sections(
 
 def constants() -> list[Default]:
     return [
-        Default(f"{module}.{name}", "", _show(literal(module, name)), "", comments(module, "")[name])
+        Default(f"{module}.{name}", "", _show(literal(module, name)), "", told[name])
         for module, names in CONSTANTS.items()
+        for told in [comments(module, "")]
         for name in names
     ]
 

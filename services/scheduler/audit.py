@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, Row, select
 
-from services.scheduler.lineage import Fork, Lineage
+from services.scheduler.lineage import Fork, Lineage, serials
 from shared.ledger import models
 from shared.ledger.transitions import LIVE, AttemptState, GroupState, Place, RunState, settle
 
@@ -185,9 +185,8 @@ def _reasons(ledger: _Ledger) -> dict[str, dict[str, int]]:
     ]
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for what, reason in given_up:
-        found[what][reason.partition("\n")[0] or "no reason recorded"] += (
-            1  # an error's text may go on with a traceback
-        )
+        first_line = reason.partition("\n")[0]  # an error's text may go on with a traceback
+        found[what][first_line or "no reason recorded"] += 1
     return {what: dict(counter.most_common()) for what, counter in sorted(found.items())}
 
 
@@ -256,7 +255,7 @@ def _ages(ledger: _Ledger) -> Iterator[tuple[Row[Any], int]]:
     versions: dict[str, set[int]] = defaultdict(set)
     for attempt in ledger.attempts:
         if attempt.state == AttemptState.grouped and (oldest := attempt.oldest_version) is not None:
-            versions[attempt.group_id].update(range(oldest, max(oldest, attempt.newest_version or 0) + 1))
+            versions[attempt.group_id].update(serials(oldest, attempt.newest_version))
     lineages: dict[int, Lineage] = {}
     for fact in ledger.trained:
         if fact.incarnation not in lineages:

@@ -116,7 +116,8 @@ def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]
 
 def _finished(attempt: Attempt, message: m.RolloutFinished | m.RolloutScored, now: float) -> None:
     attempt.saw(message.oldest_version)
-    attempt.newest_version = max(message.newest_version, attempt.oldest_version or 0)
+    if message.newest_version >= 0:
+        attempt.newest_version = message.newest_version
     attempt.finished_at = attempt.finished_at or now
     if attempt.trajectory is None:
         attempt.trajectory, attempt.effort, attempt.stop = message.trajectory, message.effort, message.stop.value

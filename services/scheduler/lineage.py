@@ -15,6 +15,12 @@ class Fork:
     parent: int
 
 
+def serials(oldest: int, newest: int | None) -> range:
+    """Those that the tokens of an attempt may have; `newest` None: not said. All of them, because the oldest is not always
+    the farthest: on a branch that a fork cut off, a newer one has gone farther from the weights that survived."""
+    return range(oldest, max(oldest, oldest if newest is None else newest) + 1)
+
+
 class Lineage:
     """The tree of incarnations as seen from the newest one, whose weights survive.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.scheduler import hardness
 from services.scheduler.gate import Gate
-from services.scheduler.lineage import Fork, Lineage
+from services.scheduler.lineage import Fork, Lineage, serials
 from shared.contracts.messages import Alert, Effort, GroupMember, RolloutScored
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, Topic
@@ -67,9 +67,8 @@ class Attempt:
 
     @property
     def versions(self) -> range:
-        """The serials that its tokens may have. The oldest is not always the farthest: on a branch that a fork cut off,
-        a newer version has gone farther from the weights that survived."""
-        return range(self.standing, max(self.standing, self.newest_version or 0) + 1)
+        """The serials that its tokens may have."""
+        return serials(self.standing, self.newest_version)
 
     def saw(self, version: int) -> bool:
         """A version of one of its tokens. True: it is older than all before."""

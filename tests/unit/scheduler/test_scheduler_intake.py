@@ -370,3 +370,12 @@ def test_after_a_fork_a_groups_newest_version_may_be_its_farthest(room: Room, ne
     told = [said.group for said in room.said if isinstance(said, m.GroupReady)]
     assert (group.id in told) is announced
     assert {other.id for other in ahead} <= set(told)
+
+
+def test_a_verdict_that_names_no_newest_version_takes_none_away(room: Room) -> None:
+    key = room.key(room.any())
+    room.tell(room.scored(key, oldest_version=0, newest_version=3))
+    room.tell(room.scored(key, oldest_version=0))
+    assert room.sql(f"select oldest_version, newest_version from attempts where attempt_id = '{key.attempt}'") == [
+        (0, 3)
+    ]
