@@ -7,8 +7,8 @@ PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
 
-.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images rehearse reference base pack bench \
-        lock clean
+.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images rehearse reference base pack corpus \
+        bench lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 14
@@ -62,8 +62,12 @@ reference: setup ## write dashboards and reference pages anew from the code
 pack: setup      ## problems from the Python code on this machine (cached)
 	@$(BIN)/etude tasks mutate --out .cache/pack
 
-base: setup      ## make the base policy anew (up to two hours); BASE="--minutes 60"
-	@$(BIN)/etude base make $(BASE)
+corpus: setup    ## code to pretrain on that is no dependency, into .cache/base/corpus
+	@$(BIN)/python -m infra.corpus .cache/base/corpus
+
+base: corpus     ## make the base policy anew (about two hours); BASE="--minutes 60"
+	@$(BIN)/etude tasks mutate --include-seen --also .cache/base/corpus --out .cache/base/pack
+	@$(BIN)/etude base make --pack .cache/base/pack $(BASE)
 
 bench: setup     ## every benchmark, one table; BENCH=--quick
 	@$(BIN)/python -m benchmarks.all $(BENCH)

@@ -27,6 +27,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref
+from shared.problems.pack import file_name
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
 
 
@@ -105,7 +106,7 @@ async def measure(
 
 
 def count_problems(pack: Path, split: str) -> int:
-    return _count_lines((pack / f"{split}.public.jsonl.zst").read_bytes())
+    return _count_lines((pack / file_name(split, "public")).read_bytes())
 
 
 def count_objects(objects: stores.Objects, pack: Ref) -> int:

@@ -58,11 +58,11 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
     """Public and hidden part of one split. Keys are by content: the same pack is stored once."""
     refs = []
-    for part in ("public", "hidden"):
-        path = directory / f"{split}.{part}.jsonl.zst"
+    for part in packs.PARTS:
+        path = directory / packs.file_name(split, part)
         if not path.exists():
             raise DemoError(f"{path}: missing; make the pack anew (etude tasks mutate --out {directory})")
-        refs.append(objects.put_file(f"packs/{directory.name}/{split}.{part}.jsonl.zst", path))
+        refs.append(objects.put_file(f"packs/{directory.name}/{path.name}", path))
     return refs[0], refs[1]
 
 
@@ -71,7 +71,7 @@ def surprises(pack: Path) -> Path:
     from."""
     digest = xxhash.xxh3_64()
     made_from = [BASE / name for name in ("model.safetensors", "config.json", "tokenizer.json", "etude.json")]
-    for path in [*made_from, *(pack / f"rl.{part}.jsonl.zst" for part in ("public", "hidden"))]:
+    for path in [*made_from, *(pack / packs.file_name("rl", part) for part in packs.PARTS)]:
         digest.update(path.read_bytes())
     out = SURPRISES / f"surprise-{digest.hexdigest()}.json"
     if not out.exists():
@@ -153,6 +153,6 @@ def own_problems(path: Path) -> list[tuple[Problem, Hidden]]:
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:
     """Both parts of one split. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.public.jsonl.zst").write_bytes(packs.write(problem for problem, _ in members))
-    (directory / f"{name}.hidden.jsonl.zst").write_bytes(packs.write(hidden for _, hidden in members))
+    (directory / packs.file_name(name, "public")).write_bytes(packs.write(problem for problem, _ in members))
+    (directory / packs.file_name(name, "hidden")).write_bytes(packs.write(hidden for _, hidden in members))
     return directory

@@ -30,7 +30,7 @@ from services.curator import breaking, fuzz, mine
 from services.curator.mine import Function, Inventory, SourceFile
 from shared.problems import pack
 from shared.problems.schema import Hidden, Problem
-from shared.problems.signatures import Signatures, read_signatures
+from shared.problems.signatures import Known, Signatures, read_signatures
 from shared.problems.splits import SPLITS, share
 from shared.sandbox import FunctionRun, connect
 from shared.sandbox.pool import FunctionPool
@@ -83,13 +83,14 @@ def build(
     sandbox: str = "bubblewrap",
     processes: int = 2,
     exclude: Path | None = None,
+    also: Path | None = None,
     limit: int = 0,
     progress: Progress = lambda stage, done, of: None,
 ) -> dict[str, Any]:
-    """Writes the pack into `out`, whole or not at all, and returns its manifest. `limit`: at most so many files, for a
-    quick look. A pack already there and made from the same things is left as it is. Raises SandboxUnavailable, and
-    ValueError for a sandbox or a file of signatures that is none."""
-    inventory = mine.inventory()
+    """Writes the pack into `out`, whole or not at all, and returns its manifest. A pack already there and made from the
+    same things is left as it is. `also`: a directory of distributions beside the installed ones. `limit`: at most so many
+    files, for a quick look. Raises SandboxUnavailable, and ValueError for a sandbox or a file of signatures that is none."""
+    inventory = mine.inventory(also)
     if limit:
         inventory.files.sort(key=lambda file: share(f"limit {file.distribution}:{file.module}"))
         del inventory.files[limit:]
@@ -101,7 +102,7 @@ def build(
     _try_sandbox(sandbox)
     with _workers(processes, sandbox) as workers:
         functions = _mine(workers, inventory, progress)
-        functions = _distinct(functions, read_signatures(exclude) if exclude else Signatures())
+        functions = _distinct(functions, read_signatures(exclude) if exclude else Known.none())
         made = Made()
         candidates = [(f.split, f, inventory.licences[f.distribution]) for f in functions if f.executable]
         chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
@@ -134,7 +135,7 @@ def _functions(file: SourceFile) -> list[Function]:
     return mine.functions(file, texts=file.split == "train")
 
 
-def _distinct(functions: Sequence[Function], excluded: Signatures) -> list[Function]:
+def _distinct(functions: Sequence[Function], excluded: Known) -> list[Function]:
     """No function twice, and none that nearly equals one of another split; held-out first, train gives way.
     `excluded`: what the base policy has seen; it stays in train and leaves every other split."""
     seen: set[str] = set()
@@ -236,7 +237,7 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
         },
     }
     texts.sort(key=lambda text: text.id)
-    return _store(out, splits, {"pretrain.jsonl.zst": pack.write(texts)}, facts)
+    return _store(out, splits, {pack.PRETRAIN: pack.write(texts)}, facts)
 
 
 def write_own(out: Path, split: str, problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
@@ -254,8 +255,8 @@ def _store(
         folder.mkdir()
         for split, problems in splits.items():
             problems.sort(key=lambda pair: pair[0].id)
-            (folder / f"{split}.public.jsonl.zst").write_bytes(pack.write(public for public, _ in problems))
-            (folder / f"{split}.hidden.jsonl.zst").write_bytes(pack.write(hidden for _, hidden in problems))
+            (folder / pack.file_name(split, "public")).write_bytes(pack.write(public for public, _ in problems))
+            (folder / pack.file_name(split, "hidden")).write_bytes(pack.write(hidden for _, hidden in problems))
         for file, data in others.items():
             (folder / file).write_bytes(data)
         manifest = {

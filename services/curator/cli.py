@@ -17,7 +17,7 @@ import shared
 from services.curator import build, gate
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems.importing import import_jsonl
-from shared.problems.pack import Lines, PackError, export_line
+from shared.problems.pack import Lines, PackError, export_line, file_name
 from shared.problems.splits import SPLITS
 from shared.sandbox import SandboxUnavailable, connect
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
-_PUBLIC = ".public.jsonl.zst"
+_PUBLIC = file_name("", "public")
 
 
 @app.command()
@@ -43,6 +43,10 @@ def mutate(
         ),
     ] = None,
     include_seen: Annotated[bool, typer.Option(help="Keep functions that the base policy was trained on.")] = False,
+    also: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Distributions beside the installed ones (make corpus)."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Read so many files only; 0: all.")] = 0,
 ) -> None:
     """Repair problems from the standard library and the installed distributions, with hidden tests of their own."""
@@ -62,6 +66,7 @@ def mutate(
                 sandbox=sandbox,
                 processes=processes,
                 exclude=None if include_seen else exclude_signatures or _shipped_signatures(),
+                also=also,
                 limit=limit,
                 progress=progress,
             )
@@ -125,7 +130,7 @@ def show(
     try:
         splits = [split] if split else _splits(pack)
         for name in splits:
-            public = Lines((pack / f"{name}{_PUBLIC}").read_bytes(), Problem)
+            public = Lines((pack / file_name(name, "public")).read_bytes(), Problem)
             if not problem:
                 print("\n".join(public.ids))
             elif problem in public:
@@ -152,7 +157,7 @@ def _splits(pack: Path) -> list[str]:
 
 def _hidden(pack: Path, split: str, problem: str) -> Hidden:
     """An empty one where the pack is here without its hidden part. Raises KeyError."""
-    path = pack / f"{split}.hidden.jsonl.zst"
+    path = pack / file_name(split, "hidden")
     if not path.exists():
         console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
         return Hidden(id=problem, cases=[])

@@ -83,7 +83,8 @@ class Inventory:
     licences: dict[str, str] = field(default_factory=dict)
 
 
-def inventory() -> Inventory:
+def inventory(also: Path | None = None) -> Inventory:
+    """`also`: a directory of further distributions, as `pip install --target` makes one."""
     files: list[SourceFile] = []
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     licences = {"python": _PYTHON_LICENCE}
@@ -92,7 +93,7 @@ def inventory() -> Inventory:
         relative = path.relative_to(root)
         if not {"site-packages", "dist-packages", "lib2to3"} & set(relative.parts) and not _is_test(relative):
             files.append(SourceFile(str(path), "python", versions["python"], _module_name(relative), _PYTHON_LICENCE))
-    for distribution in importlib.metadata.distributions():
+    for distribution in importlib.metadata.distributions(path=[*sys.path, *([str(also)] if also else [])]):
         metadata = distribution.metadata  # every look at it parses the file again
         name, version = _canonical(metadata["Name"] or ""), metadata["Version"] or ""
         recorded = _recorded(distribution)

@@ -19,7 +19,7 @@ from shared.contracts import topics
 from shared.contracts.messages import Alert, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
-from shared.problems.pack import PackError, read_hidden, read_problems
+from shared.problems.pack import PARTS, PackError, file_name, read_hidden, read_problems
 from shared.problems.schema import Hidden, Problem
 from shared.sandbox import Functions, SandboxUnavailable
 from shared.telemetry import Health
@@ -135,7 +135,7 @@ def _made_here(packs: Path, config: RunConfig) -> bool:
     for manifest in _manifests(packs):
         checksums = manifest.get("checksums", {})
         for split in manifest.get("splits", {}):
-            public, hidden = (checksums.get(f"{split}.{part}.jsonl.zst") for part in ("public", "hidden"))
+            public, hidden = (checksums.get(file_name(split, part)) for part in PARTS)
             if (public, hidden) == (config.pack.checksum, config.pack_hidden.checksum):
                 return manifest.get("verified") is True and manifest.get("generator") == GENERATOR
     return False

@@ -8,7 +8,7 @@ zstandard version).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 import zstandard
@@ -19,6 +19,15 @@ MAX_PACK_BYTES = 1 << 30  # decompressed
 _LEVEL = 12
 
 T = TypeVar("T", Problem, Hidden)
+Part = Literal["public", "hidden"]
+
+PARTS: tuple[Part, ...] = ("public", "hidden")
+PRETRAIN = "pretrain.jsonl.zst"  # functions of the train split, beside its problems
+
+
+def file_name(split: str, part: Part) -> str:
+    """Of a part of a split in the directory of a pack."""
+    return f"{split}.{part}.jsonl.zst"
 
 
 class PackError(ProblemError):

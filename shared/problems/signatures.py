@@ -93,10 +93,7 @@ class Signatures:
         return len(self._minima)
 
     def add(self, key: str, minima: bytes) -> None:
-        self._add(int(key, 16), minima)
-
-    def _add(self, key: int, minima: bytes) -> None:
-        self._keys.add(key)
+        self._keys.add(int(key, 16))
         index = len(self._minima)
         self._minima.append(minima)
         for band, table in zip(self._split(minima), self._bands, strict=True):
@@ -119,8 +116,43 @@ class Signatures:
         width = 2 * self._ROWS
         return [minima[start : start + width] for start in range(0, BYTES, width)]
 
-    def items(self) -> tuple[list[int], list[bytes]]:
-        return sorted(self._keys), self._minima
+
+class Known:
+    """A set of functions that grows no more, with the look-ups of `Signatures`. Sorted columns instead of tables: a
+    hundred thousand functions are ready in a tenth of a second and 40 MB."""
+
+    def __init__(self, keys_N: U64, minima_NB: npt.NDArray[np.uint16], near: float = NEAR) -> None:
+        self._near, self._minima = near, minima_NB
+        self._keys = frozenset(keys_N.tolist())
+        bands = _bands(minima_NB)
+        self._orders = [np.argsort(column, kind="stable") for column in bands.T]
+        self._columns = [column[order] for column, order in zip(bands.T, self._orders, strict=True)]
+
+    @classmethod
+    def none(cls) -> Known:
+        return cls(np.empty(0, np.uint64), np.empty((0, MINIMA), np.uint16))
+
+    def __len__(self) -> int:
+        return len(self._minima)
+
+    def has_near(self, key: str, minima: bytes) -> bool:
+        """Whether the set holds the same function or a near-duplicate of it."""
+        if int(key, 16) in self._keys:
+            return True
+        own = np.frombuffer(minima, dtype="<u2")
+        found = []
+        for band, column, order in zip(_bands(own[None])[0], self._columns, self._orders, strict=True):
+            start, end = np.searchsorted(column, band, "left"), np.searchsorted(column, band, "right")
+            found.append(order[start:end])
+        candidates = np.concatenate(found)
+        return bool(((self._minima[candidates] == own).mean(axis=1) >= self._near).any())
+
+
+def _bands(minima_NB: npt.NDArray[np.uint16]) -> U64:
+    """[N, 16]: three minima to a word."""
+    parts = minima_NB.reshape(len(minima_NB), MINIMA // Signatures._ROWS, Signatures._ROWS).astype(np.uint64)
+    shifts = np.arange(Signatures._ROWS, dtype=np.uint64) * np.uint64(16)
+    return np.bitwise_or.reduce(parts << shifts, axis=2)
 
 
 def write_signatures(functions: Iterable[str] | Sequence[tuple[str, bytes]], path: Path) -> int:
@@ -144,7 +176,7 @@ def write_signatures(functions: Iterable[str] | Sequence[tuple[str, bytes]], pat
     return len(ordered)
 
 
-def read_signatures(path: Path) -> Signatures:
+def read_signatures(path: Path) -> Known:
     """Raises ValueError for a file that holds something else."""
     try:
         with np.load(path, allow_pickle=False) as data:
@@ -157,8 +189,5 @@ def read_signatures(path: Path) -> Signatures:
         raise ValueError(
             f"{path}: found keys {keys.shape} and minima {minima.shape}; expected [N] and [N, {BYTES // 8}]"
         )
-    signatures = Signatures()
-    rows = np.ascontiguousarray(minima, dtype="<u8").tobytes()
-    for index, key in enumerate(keys.tolist()):
-        signatures._add(key, rows[index * BYTES : (index + 1) * BYTES])
-    return signatures
+    rows = np.ascontiguousarray(minima, dtype="<u8").view("<u2").reshape(len(keys), MINIMA)
+    return Known(keys.astype(np.uint64), rows)

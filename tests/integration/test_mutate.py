@@ -148,6 +148,20 @@ def test_the_manifest_counts_and_names_origins_and_licences(pack: Path):
     assert facts["python"].count(".") == 2
 
 
+def test_distributions_beside_the_installed_ones_are_read_where_asked(tmp_path: Path):
+    facts = tmp_path / "boltons-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: boltons\nVersion: 1\nLicense-Expression: BSD-3-Clause\n"
+    )
+    (facts / "RECORD").write_text("boltons/iterutils.py,,\n")
+    assert "boltons" not in inventory().versions
+    found = inventory(tmp_path)
+    assert (found.versions["boltons"], found.licences["boltons"]) == ("1", "BSD-3-Clause")
+    (file,) = (file for file in found.files if file.distribution == "boltons")
+    assert (file.path, file.split) == (str(tmp_path / "boltons" / "iterutils.py"), "train")
+
+
 def test_the_project_itself_is_no_source_of_problems():
     assert "etude" not in inventory().versions
 

@@ -22,8 +22,8 @@ begins. It knows nothing but repairing short functions: no chat, no English, no 
 
 - Architecture: Qwen3-MoE, {layers} layers, hidden {hidden}, {heads} heads on {groups} key-value heads, {experts} experts of
   {width} (top {top}), vocabulary {vocab}, context {context}, tied embeddings, one MTP layer (DeepSeek-V3 names).
-- Data: Python functions installed on the machine that made it (the standard library and this project's pinned
-  dependencies), train split only, {functions} functions and {problems} repair problems. No source code is shipped;
+- Data: Python functions of the standard library, this project's pinned dependencies and the distributions of
+  `shared/problems/corpus.txt`, train split only, {functions} functions and {problems} repair problems. No source code is shipped;
   `signatures.npz` names the functions by MinHash, and every pack is filtered against it.
 - Phases: {phases}.
 - Optimiser: Muon {muon} for matrices (experts one by one), Adam {adam} for embeddings, norms and routers; {tokens} tokens

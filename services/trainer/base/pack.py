@@ -14,9 +14,7 @@ import xxhash
 import zstandard
 
 from shared.problems import Hidden, Problem
-from shared.problems.pack import read_hidden, read_problems
-
-PRETRAIN = "pretrain.jsonl.zst"
+from shared.problems.pack import PRETRAIN, file_name, read_hidden, read_problems
 
 
 class PackError(ValueError):
@@ -44,8 +42,8 @@ def functions(pack: Path) -> list[PretrainFunction]:
 
 def problems(pack: Path, split: str) -> list[tuple[Problem, Hidden]]:
     """Public and hidden parts joined by id, in the order of the public file."""
-    hidden = {h.id: h for h in read_hidden(_bytes(pack / f"{split}.hidden.jsonl.zst"))}
-    public = read_problems(_bytes(pack / f"{split}.public.jsonl.zst"))
+    hidden = {h.id: h for h in read_hidden(_bytes(pack / file_name(split, "hidden")))}
+    public = read_problems(_bytes(pack / file_name(split, "public")))
     missing = [p.id for p in public if p.id not in hidden]
     if missing:
         raise PackError(f"{pack}: {len(missing)} problems of split {split} have no hidden part, as {missing[0]}")

@@ -32,12 +32,13 @@ from services.trainer.base.samples import Sample, Samples
 from services.trainer.base.tokenizer import train
 from shared.formats.compact import Compact
 from shared.problems import Hidden, Problem
+from shared.problems.pack import PARTS, PRETRAIN, file_name
 from shared.sandbox import Limits, connect
 from shared.sandbox.pool import FunctionPool
 
 MAX_SAMPLE = 360  # tokens: a longer function costs more than it teaches
 VALIDATION = 400  # dev problems
-VERSION = "2"  # of how streams are made: part of the cache's key
+VERSION = "3"  # of how streams are made: part of the cache's key
 CALLS = Limits(time_s=1.0, call_s=0.1, memory_mb=512)
 
 T = TypeVar("T")
@@ -50,15 +51,15 @@ class Draws:
     """How many samples are drawn of each function (code as it is, with bugs) and of each problem."""
 
     code: int = 1
-    denoise: int = 4
-    traces: int = 4
+    denoise: int = 2
+    traces: int = 1
 
 
 def make(
     pack: Path, directory: Path, seed: int, processes: int, sandbox: str, draws: Draws, tokenizer: Path | None = None
 ) -> None:
     """Fills `directory` unless it is up to date already. `tokenizer`: an existing one; else one is trained."""
-    names = (packs.PRETRAIN, *(f"{s}.{part}.jsonl.zst" for s in ("train", "dev") for part in ("public", "hidden")))
+    names = (PRETRAIN, *(file_name(split, part) for split in ("train", "dev") for part in PARTS))
     given = xxhash.xxh3_64_hexdigest(tokenizer.read_bytes()) if tokenizer else ""
     key = f"{VERSION}-{seed}-{draws}-{given}-{packs.digest(pack, names)}"
     done = directory / "complete.json"

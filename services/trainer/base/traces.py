@@ -29,7 +29,7 @@ WRONG_COUNTS = (0, 1, 2, 3, 4)
 WRONG_SHARES = (0.45, 0.27, 0.15, 0.08, 0.05)
 BROKEN_SHARE = 0.03  # of traces: with one call that does not apply
 SUMMARY_SHARE = 0.06  # of imperfect traces: with a self-summary
-RENAMED_SHARE = 0.5
+RENAMED_SHARE = 0.75
 SAME_LINE_SHARE = 0.5  # of wrong tries: on the line that is really broken
 MAX_CALL = 20  # tokens of an edit
 

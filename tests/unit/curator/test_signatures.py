@@ -58,6 +58,26 @@ def test_the_file_holds_what_was_written_in_any_order(order: list[str]):
     assert signatures.has_near(*fingerprint(OTHER))
 
 
+@settings(deadline=None)
+@given(st.data())
+def test_the_set_that_is_read_answers_as_the_one_that_grows(data: st.DataObject):
+    import tempfile
+
+    minima = st.lists(st.integers(0, 3), min_size=BYTES // 2, max_size=BYTES // 2).map(
+        lambda values: b"".join(value.to_bytes(2, "little") for value in values)
+    )
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, 2**64 - 1).map("{:016x}".format), minima), max_size=6))
+    base = data.draw(minima)
+    asked = [*pairs, *(("00", base[:cut] + p[cut:]) for _, p in pairs for cut in (0, 24, 40, 60))]
+    growing = Signatures()
+    for pair in pairs:
+        growing.add(*pair)
+    with tempfile.TemporaryDirectory() as folder:
+        write_signatures(pairs, Path(folder) / "a.npz")
+        known = read_signatures(Path(folder) / "a.npz")
+    assert [known.has_near(*pair) for pair in asked] == [growing.has_near(*pair) for pair in asked]
+
+
 def test_another_file_is_refused_by_name(tmp_path: Path):
     path = tmp_path / "x.npz"
     path.write_bytes(b"nothing of the kind")

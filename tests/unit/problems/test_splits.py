@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
-from shared.problems.splits import SPLITS, split_of
+from shared.problems.splits import CORPUS, SPLITS, split_of
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_these_modules_stay_where_they_are():
@@ -14,6 +17,13 @@ def test_these_modules_stay_where_they_are():
 
 
 GOLDEN = ["train", "dev", "rl", "held_out", "rl", "dev", "train", "rl"]
+
+
+def test_the_corpus_is_train_altogether_and_no_dependency():
+    assert {split_of("django", f"m{index}") for index in range(200)} == {"train"}
+    pins = (ROOT / "constraints" / "linux.txt").read_text().splitlines()
+    assert {"django", "sphinx"} <= CORPUS
+    assert CORPUS.isdisjoint(pin.split("==")[0] for pin in pins)
 
 
 def test_shares_are_as_promised():
