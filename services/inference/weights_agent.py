@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from services.inference import metrics
+from services.inference.checkpoint import context_of
 from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
 from services.inference.following import Following
@@ -295,11 +296,3 @@ class WeightsAgent:
             else:
                 self.health.clear(what)
                 return result
-
-
-def context_of(directory: Path) -> int:
-    """`context` of etude.json, 0 where there is none."""
-    try:
-        return int(msgspec.json.decode((directory / "etude.json").read_bytes()).get("context", 0))
-    except FileNotFoundError:
-        return 0
