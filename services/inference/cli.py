@@ -68,7 +68,7 @@ def flags(
         launch = composed.launch(
             settings,
             model,
-            folder=str(settings.sglang_folder / "0"),
+            folder=str(settings.sglang_folder / (settings.name or "NAME") / "1" / "0"),
             port=settings.sglang_port or "PORT",
             serial=0,
             context=settings.context or context_of(checkpoint) or model.max_position_embeddings,

@@ -259,7 +259,7 @@ def test_the_command_line_prints_the_command_and_refuses_by_name(tmp_path):
     assert good.returncode == 0, good.stderr
     assert "python -m sglang.launch_server --model-path" in good.stdout
     assert "--port 30001" in good.stdout
-    assert f"{tmp_path}/sglang/0" in good.stdout
+    assert f"{tmp_path}/sglang/NAME/1/0" in good.stdout
     bad = shown(ETUDE_SGLANG_EP="2", ETUDE_SGLANG_TP="3")
     assert bad.returncode == 2
     assert "setting sglang_tp: found 3" in bad.stderr
