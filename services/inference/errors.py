@@ -8,6 +8,8 @@ from aiohttp import web
 
 from services.inference.wire import BadRequest, Unavailable
 
+RETRY_AFTER_S = "1"
+
 
 @web.middleware
 async def errors(
@@ -19,4 +21,5 @@ async def errors(
     except BadRequest as error:
         return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
     except Unavailable as error:
-        return web.json_response({"error": {"message": str(error), "type": "Unavailable"}}, status=503)
+        body = {"error": {"message": str(error), "type": "Unavailable"}}
+        return web.json_response(body, status=503, headers={"Retry-After": RETRY_AFTER_S})

@@ -10,7 +10,7 @@ SWAP_FAILURES = Counter("etude_inference_swap_failures", "Attempts to rebuild or
 SWAP_PAUSE = Histogram(
     "etude_inference_swap_pause_seconds",
     "Sampling stood still for a swap.",
-    buckets=(1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1, 3),
+    buckets=(1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 SWAP_PREPARE = Histogram(
     "etude_inference_swap_prepare_seconds",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -23,10 +24,8 @@ from services.inference.wire import (
     AbortRequest,
     BadRequest,
     CheckerRequest,
-    GenerateRequest,
     PauseRequest,
     PinRequest,
-    SamplingParams,
     Unavailable,
     decode,
     parse_generate,
@@ -36,6 +35,7 @@ from shared.weights import WeightsError
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests, as in the embedded engine's API
 MAX_BODY = 64 << 20
 _ENCODER = msgspec.json.Encoder()
+Read = Callable[[bytes], dict[str, Any]]  # SGLang's answer to ours
 
 
 class Api:
@@ -76,7 +76,7 @@ class Api:
         rid = asked.rid or uuid.uuid4().hex
         if rid in self._open:
             raise BadRequest(f"rid: {rid!r} is running already")
-        serial, routing = live.serial, live.model.moe is not None
+        serial, routing, lag = live.serial, live.model.moe is not None, live.lag
         body = request_body(
             rid,
             asked,
@@ -87,8 +87,13 @@ class Api:
             routing=routing,
             seed=secrets.randbits(31),
         )
-        ask = self._stream if asked.stream else self._whole
-        asking = asyncio.create_task(ask(http, rid, body, asked, sampling, serial, routing))
+
+        def read(data: bytes) -> dict[str, Any]:
+            mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag)
+            _count(mine)
+            return mine
+
+        asking = asyncio.create_task(self._stream(http, rid, body, read) if asked.stream else self._whole(body, read))
         self._open[rid] = (http, asking)
         self.idle.clear()
         if self._sweeper is None or self._sweeper.done():
@@ -106,34 +111,14 @@ class Api:
             if not self._open:
                 self.idle.set()
 
-    async def _whole(
-        self,
-        http: web.Request,
-        rid: str,
-        body: bytes,
-        asked: GenerateRequest,
-        sampling: SamplingParams,
-        serial: int,
-        routing: bool,
-    ) -> web.StreamResponse:
+    async def _whole(self, body: bytes, read: Read) -> web.StreamResponse:
         async with self._post(body) as response:
             data, status = await response.read(), response.status
         if status != 200:
             raise failure(status, data)
-        mine = answer(data, rid, asked, sampling, serial=serial, routing=routing)
-        _count(mine)
-        return web.Response(body=_ENCODER.encode(mine), content_type="application/json")
+        return web.Response(body=_ENCODER.encode(read(data)), content_type="application/json")
 
-    async def _stream(
-        self,
-        http: web.Request,
-        rid: str,
-        body: bytes,
-        asked: GenerateRequest,
-        sampling: SamplingParams,
-        serial: int,
-        routing: bool,
-    ) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, rid: str, body: bytes, read: Read) -> web.StreamResponse:
         """Server-sent events: the tokens so far after every step, then the whole answer, then [DONE]."""
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         async with self._post(body) as response:
@@ -143,11 +128,8 @@ class Api:
                 tokens, last = stream_part(event, rid)
                 if not out.prepared:
                     await out.prepare(http)
-                if last:
-                    mine = answer(event, rid, asked, sampling, serial=serial, routing=routing)
-                    _count(mine)
-                else:
-                    mine = {"text": "", "output_ids": tokens, "meta_info": {"id": rid, "finish_reason": None}}
+                so_far = {"text": "", "output_ids": tokens, "meta_info": {"id": rid, "finish_reason": None}}
+                mine = read(event) if last else so_far
                 await out.write(b"data: " + _ENCODER.encode(mine) + b"\n\n")
         await out.write(b"data: [DONE]\n\n")
         await out.write_eof()

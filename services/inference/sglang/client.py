@@ -74,6 +74,11 @@ class Client:
         """in_place: running requests stand still with their cache, and so does the routing that was recorded for them."""
         await self._json("POST", "/pause_generation", {"mode": mode}, limit_s)
 
+    async def settle(self, limit_s: float) -> None:
+        """After a pause: returns when the forward pass in hand is over. A pause itself only keeps the next one from being
+        launched; a check of weights that leaves out every one of them waits for the device, and costs nothing else."""
+        await self._json("POST", "/weights_checker", {"action": "checksum", "skip_tensor_list": [""]}, limit_s)
+
     async def proceed(self, limit_s: float) -> None:
         await self._json("POST", "/continue_generation", {}, limit_s)
 

@@ -64,6 +64,13 @@ def launch(
     return Launch((*arguments, *shlex.split(s.sglang_more)), _variables(s))
 
 
+def overlap_lag(s: SglangSettings) -> int:
+    """How many tokens that the version before sampled may be counted as a new version's, for each request that ran over
+    the update: those of the step in hand. Scheduling overlaps with it, and what it sampled is booked after the pause."""
+    ordered = s.sglang_device == "cpu" or "--disable-overlap-schedule" in shlex.split(s.sglang_more)
+    return 0 if ordered else s.sglang_draft_steps + 1
+
+
 def child_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """The child's whole environment: ours without what would change its answers and without our own settings, some of
     which are secrets."""

@@ -19,6 +19,7 @@ from services.inference.live import Bits
 from services.inference.sglang import files, hashes, metrics
 from services.inference.sglang.attached import objections
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
+from services.inference.sglang.flags import overlap_lag
 from services.inference.sglang.layout import Layout, differences, expected
 from services.inference.sglang.server import Server
 from shared.model.config import ModelConfig
@@ -53,6 +54,7 @@ class SglangLive:
     ) -> None:
         self.settings, self.model, self.context, self._client, self._root = settings, model, context, client, root
         self.server: Server | None = None
+        self.lag = overlap_lag(settings)
         self._served: Served | None = None
         self._guard = asyncio.Lock()
 
@@ -114,6 +116,7 @@ class SglangLive:
                     "`etude inference flags` prints"
                 )
             await self._client.pause("in_place", CONTROL_S)
+            await self._client.settle(CONTROL_S)
             await self._client.update(str(self.served.folder), self.serial, self.settings.sglang_update_s)
             await self._verify(self.served)
             await self._client.proceed(CONTROL_S)
@@ -146,6 +149,7 @@ class SglangLive:
         self.server.paused = True
         try:
             await self._client.pause("in_place", CONTROL_S)
+            await self._client.settle(CONTROL_S)
             await self._replace(new)
             await self._client.proceed(CONTROL_S)
         except (ServerLost, ServerRefused) as error:  # it stands still, or nobody knows

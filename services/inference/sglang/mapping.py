@@ -8,12 +8,15 @@ The contract is SGLang's in most; what differs, and is settled here (SGLang `fla
 - More tokens than the context has room for are refused there; our engine ends at the context, and so they are cut here.
 - Without a seed every request draws with the same one where inference is deterministic. So there always is one.
 - An abort takes all requests whose id begins with the one that it names. So ids are sent in a prefix-free code.
+- What a step samples while an update pauses it is booked under the new version. Spans are cut `lag` tokens later, so that
+  a token may be said to be of the version before, and never of one that did not exist when it was sampled.
 - `oldest_kv_version` is ours: an engine that keeps its cache over a swap, keyed by the version that a session began
   under, has read nothing older than that.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -88,13 +91,13 @@ def request_body(
 
 
 def answer(
-    data: bytes, rid: str, asked: GenerateRequest, sampling: SamplingParams, *, serial: int, routing: bool
+    data: bytes, rid: str, asked: GenerateRequest, sampling: SamplingParams, *, serial: int, routing: bool, lag: int = 0
 ) -> dict[str, Any]:
-    """Our answer, ready to be encoded; what is large stays as it came. Raises BadAnswer."""
+    """Our answer, ready to be encoded; what is large stays as it came. `lag`: see `flags.overlap_lag`. Raises BadAnswer."""
     try:
         reply = _REPLY.decode(data)
         meta = _META.decode(reply.meta_info)
-        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing)
+        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag)
     except msgspec.DecodeError as error:
         raise BadAnswer(f"/generate: {error}") from None
 
@@ -107,8 +110,9 @@ def _answer(
     sampling: SamplingParams,
     serial: int,
     routing: bool,
+    lag: int,
 ) -> dict[str, Any]:
-    spans = _spans(meta, len(tokens))
+    spans = _cut_later(_spans(meta, len(tokens)), lag)
     newest = spans[-1].version if spans else _read(meta, "weight_version", str | int, str(serial))
     mine: dict[str, Any] = {
         "id": rid,
@@ -155,6 +159,16 @@ def _spans(meta: dict[str, msgspec.Raw], n: int) -> list[_Span]:
     if at != n:
         raise BadAnswer(f"/generate: weight_versions end at {at} of {n} sampled tokens")
     return spans
+
+
+def _cut_later(spans: list[_Span], lag: int) -> list[_Span]:
+    """The same versions, each but the first beginning `lag` tokens later; one that has none left is left out."""
+    if len(spans) < 2 or not lag:
+        return spans
+    n = spans[-1].end
+    starts = [0, *(min(n, span.start + lag) for span in spans[1:]), n]
+    moved = [_Span(span.version, a, b) for span, (a, b) in zip(spans, itertools.pairwise(starts), strict=True)]
+    return [span for span in moved if span.end > span.start]
 
 
 def _serial(version: str | int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.inference.config import InferenceSettings
-from services.inference.sglang.flags import TAKEN, FlagsRefused, child_environment, launch, refusals
+from services.inference.sglang.flags import TAKEN, FlagsRefused, child_environment, launch, overlap_lag, refusals
 from shared.model.config import ModelConfig
 
 DENSE = {
@@ -232,6 +232,13 @@ def test_every_argument_that_is_composed_is_refused_as_a_further_one():
     }
     assert composed - harmless <= TAKEN.keys()
     assert not list(refusals(InferenceSettings(sglang_more="--log-level debug"), model(MOE)))
+
+
+def test_a_step_in_hand_counts_as_many_tokens_as_it_may_sample():
+    assert overlap_lag(InferenceSettings()) == 1
+    assert overlap_lag(InferenceSettings(sglang_draft_steps=2)) == 3
+    assert overlap_lag(InferenceSettings(sglang_more="--disable-overlap-schedule")) == 0
+    assert overlap_lag(InferenceSettings(sglang_device="cpu", sglang_dtype="float32")) == 0
 
 
 def test_the_child_inherits_nothing_that_changes_its_answers_and_none_of_our_secrets():

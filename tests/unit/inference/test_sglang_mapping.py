@@ -140,6 +140,23 @@ def test_what_speculation_and_the_cache_did_is_passed_on():
     assert "e2e_latency" not in meta
 
 
+def test_what_the_step_in_hand_sampled_is_never_counted_as_a_later_versions():
+    """SGLang books it under the new version where scheduling overlaps with the device."""
+    spans = [
+        {"version": "6", "start": 0, "end": 1},
+        {"version": "7", "start": 1, "end": 2},
+        {"version": "8", "start": 2, "end": 3},
+    ]
+
+    def cut(lag: int) -> list[tuple[str, int, int]]:
+        found = back(recorded(weight_versions=spans), lag=lag)["meta_info"]["weight_versions"]
+        return [(s["version"], s["start"], s["end"]) for s in found]
+
+    assert cut(0) == [("6", 0, 1), ("7", 1, 2), ("8", 2, 3)]
+    assert cut(1) == [("6", 0, 2), ("7", 2, 3)]
+    assert cut(3) == [("6", 0, 3)]
+
+
 def test_an_answer_without_spans_is_of_one_version():
     meta = back(recorded(weight_versions=None))["meta_info"]
     assert meta["weight_versions"] == [{"version": "8", "start": 0, "end": 3}]
