@@ -50,9 +50,9 @@ def install() -> Path:
     into = [*tool, "pip", "install", "-q", "-p", str(PYTHON), "--no-deps"]
     # The list is complete; SGLang's own would bring kernels for GPUs, one of which has the stand-in's name.
     _run([*into, "-r", str(HERE / "requirements.txt")], "its packages cannot be had")
-    for stale in (HERE / "build", *HERE.glob("*.egg-info")):
-        shutil.rmtree(stale, ignore_errors=True)
     _run([*into, "--reinstall-package", "sglang-cpu", str(HERE)], "the stand-in cannot be installed")
+    for left in (HERE / "build", *HERE.glob("*.egg-info")):
+        shutil.rmtree(left, ignore_errors=True)
     # A start is nearly all imports, in three processes: with bytecode it takes half as long.
     subprocess.run([str(PYTHON), "-m", "compileall", "-q", "-j", "2", str(VENV / "lib")], check=False)
     STAMP.write_text(fingerprint())

@@ -1,7 +1,8 @@
 """SGLang's own hash of one tensor, as its `/weights_checker` reports it: 16 hex digits. Pure.
 
-On the CPU it is the first half of a SHA-256; on a GPU a sum of mixed 32-bit words (its gpu_tensor_hash), computed here in
-numpy. Both hash the tensor's bytes as they lie in memory; neither knows names, shapes or types.
+On the CPU it is the first half of a SHA-256; on a GPU a sum of mixed 32-bit words (its gpu_tensor_hash), here as one
+compiled loop. Both hash the tensor's bytes as they lie in memory; neither knows names, shapes or types. Neither holds the
+interpreter's lock, so that tensors are hashed side by side.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
+from numba import njit
 
 Digest = Callable[[np.ndarray], str]
 
 TILE = 8192  # words that are summed before they are mixed again
-_SEED1, _SEED2 = 0x243F6A88, ((0x243F6A88 * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF
-_POSITION1, _POSITION2 = 0x27D4EB2D, 0x165667B1
-_TILES_AT_ONCE = 512  # 16 MB of words: the temporaries of a large tensor stay small
+_M32 = np.uint64(0xFFFFFFFF)
 
 
 def on_cpu(array: np.ndarray) -> str:
@@ -30,34 +30,32 @@ def on_gpu(array: np.ndarray) -> str:
         return f"{0:016x}"
     if rest := data.nbytes % 4:
         data = np.concatenate((data, np.zeros(4 - rest, np.uint8)))
-    words = data.view(np.uint32)
-    total = 0
-    for start in range(0, len(words), TILE * _TILES_AT_ONCE):
-        total += _tiles(words[start : start + TILE * _TILES_AT_ONCE], start, len(words))
-    return f"{_splitmix64(total & 0xFFFFFFFFFFFFFFFF):016x}"
+    return f"{_splitmix64(int(_tiles(data.view(np.uint32)))):016x}"
 
 
-def _tiles(words: np.ndarray, start: int, all_words: int) -> int:
-    """The sum of the hashes of consecutive tiles, the first of which begins at word `start`."""
-    places = np.arange(start, start + len(words), dtype=np.uint32)
-    halves = []
-    for factor, seed, turn in ((_POSITION1, _SEED1, 15), (_POSITION2, _SEED2, 13)):
-        mixed = _fmix32(words ^ ((places * np.uint32(factor) + np.uint32(seed)) ^ _rotl32(places, turn)))
-        sums = np.add.reduceat(mixed, np.arange(0, len(words), TILE), dtype=np.uint32)
-        halves.append(_fmix32(sums ^ np.uint32(all_words * 4 & 0xFFFFFFFF)).astype(np.uint64))
-    return int(((halves[0] << np.uint64(32)) | halves[1]).sum(dtype=np.uint64))
+@njit(nogil=True, cache=True)
+def _tiles(words: np.ndarray) -> np.uint64:
+    """The sum, modulo 2^64, of the hashes of all tiles of uint32 words. Two sums a tile, of words mixed with their places."""
+    total = np.uint64(0)
+    size = np.uint64(len(words) * 4) & _M32
+    for start in range(0, len(words), TILE):
+        first = second = np.uint64(0)
+        for at in range(start, min(start + TILE, len(words))):
+            word, place = np.uint64(words[at]), np.uint64(at)
+            turned = (place << np.uint64(15) | place >> np.uint64(17)) & _M32
+            first += _mixed(word ^ (place * np.uint64(0x27D4EB2D) + np.uint64(0x243F6A88)) & _M32 ^ turned)
+            turned = (place << np.uint64(13) | place >> np.uint64(19)) & _M32
+            second += _mixed(word ^ (place * np.uint64(0x165667B1) + np.uint64(0x02C74EE7)) & _M32 ^ turned)
+        total += _mixed(first & _M32 ^ size) << np.uint64(32) | _mixed(second & _M32 ^ size)
+    return total
 
 
-def _rotl32(x: np.ndarray, by: int) -> np.ndarray:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
-
-
-def _fmix32(x: np.ndarray) -> np.ndarray:
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x85EBCA6B)
-    x ^= x >> np.uint32(13)
-    x *= np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
+@njit(nogil=True, cache=True)
+def _mixed(x: np.uint64) -> np.uint64:
+    """MurmurHash3's last step, in 32 bits."""
+    x = (x ^ x >> np.uint64(16)) * np.uint64(0x85EBCA6B) & _M32
+    x = (x ^ x >> np.uint64(13)) * np.uint64(0xC2B2AE35) & _M32
+    return x ^ x >> np.uint64(16)
 
 
 def _splitmix64(x: int) -> int:

@@ -10,7 +10,9 @@ Shapes: H hidden, Q query rows, G key or value rows, I intermediate, E experts, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +40,18 @@ class Layout:
         assert self.tp % self.ep == 0, "flags refuses it"
 
 
-def expected(tensors: Tensors, layout: Layout, digest: Digest) -> list[dict[str, str]]:
-    """For each tensor-parallel rank: SGLang's name of every parameter -> its hash."""
-    return [{name: digest(array) for name, array in held(tensors, layout, rank)} for rank in range(layout.tp)]
+def expected(tensors: Tensors, layout: Layout, digest: Digest, threads: int = 1) -> list[dict[str, str]]:
+    """For each tensor-parallel rank: SGLang's name of every parameter -> its hash. `threads` parameters at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        found: list[dict[str, str]] = []
+        for rank in range(layout.tp):
+            mine = held(tensors, layout, rank)
+            sums: dict[str, str] = {}
+            while batch := list(itertools.islice(mine, threads)):
+                hashed = pool.map(digest, [array for _, array in batch])
+                sums |= zip([name for name, _ in batch], hashed, strict=True)
+            found.append(sums)
+    return found
 
 
 def differences(wanted: list[dict[str, str]], ranks: list[dict[str, object]]) -> list[str]:

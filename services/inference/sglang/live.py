@@ -7,6 +7,7 @@ goes back to. SGLang's own way back is none: it reads the new folder again.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from shared.weights import WeightsDamaged, WeightsError, checksum
 
 CONTROL_S = 60.0  # pausing and going on: a step in hand is finished first
 SHOWN = 5  # tensors that an error names
+HASH_THREADS = max(1, min(16, (os.cpu_count() or 1) // 2))  # SGLang schedules on the same machine, and must not wait
 
 log = structlog.get_logger()
 
@@ -132,7 +134,7 @@ class SglangLive:
         layout = Layout(self.model, tp=s.sglang_tp, ep=s.sglang_ep, float32=s.sglang_dtype == "float32", draft=draft)
         digest = hashes.on_cpu if s.sglang_device == "cpu" else hashes.on_gpu
         try:
-            wanted = expected(files.served(bits, fp8=fp8), layout, digest)
+            wanted = expected(files.served(bits, fp8=fp8), layout, digest, HASH_THREADS)
         except KeyError as error:
             raise WeightsDamaged(f"serial {serial}: tensor {error} is missing") from None
         folder = self._root / str(serial)
