@@ -70,7 +70,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.0,
     },
 }
-DRAFTS = {"qwen3_moe": "0", "deepseek_v3": "2"}
+DRAFTS = {"qwen3_moe": "1", "deepseek_v3": "2"}
 
 
 @dataclass(frozen=True)
