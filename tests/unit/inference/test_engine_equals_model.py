@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from services.inference.engine import Engine
+from services.inference.engine import Engine, Overloaded
 from services.inference.request import Request, Result
 from shared.model import ModelConfig, Transformer, causal_rows
 
@@ -317,3 +318,26 @@ def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_o
     engine.swap(model, 0).result()
     again = Asked(engine, np.arange(30), 5)
     check(model, again, again.result())
+
+
+def test_every_request_to_an_engine_that_stops_is_answered_or_refused(engine_of) -> None:
+    engine = engine_of(build())
+    asked: list[Asked] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Overloaded):
+            while True:
+                asked.append(Asked(engine, np.arange(5), 4))
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    while len(asked) < 20:
+        pass
+    engine.stop()
+    for thread in asking:
+        thread.join(10)
+    for one in asked:
+        one.result()
+    with pytest.raises(Overloaded, match="shutting down"):
+        Asked(engine, np.arange(5), 4)
