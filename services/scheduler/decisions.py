@@ -262,7 +262,8 @@ def _give_up_open(ws: WorkingSet, now: float) -> None:
     if not ws.open:
         return
     for attempt in ws.live():  # by name and epoch: a worker that hears it again, after a resume, must not drop others
-        ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
+        if attempt.state in (AttemptState.requested, AttemptState.claimed, AttemptState.lost):
+            ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
     for group in list(ws.open.values()):
         _close(ws, group, now)
     for group in list(ws.open.values()):
