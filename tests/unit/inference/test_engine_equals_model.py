@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 
 import numpy as np
@@ -101,7 +102,9 @@ class Asked:
 
 
 def check(model: Transformer, asked: Asked, result: Result, upto: int | None = None) -> None:
-    """Log-probabilities and routing of a result against one plain forward over prompt and answer."""
+    """Log-probabilities and routing of a result against one plain forward over prompt and answer, in float64: of two
+    forwards in float32 each would add its own rounding, which together passes the bound now and then."""
+    model = copy.deepcopy(model).double()
     whole = np.concatenate([asked.tokens, result.tokens_C])
     P, C = len(asked.tokens), len(result.tokens_C)
     out = model(torch.from_numpy(whole).long(), torch.arange(len(whole)), causal_rows(1, len(whole)))
