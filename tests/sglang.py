@@ -7,11 +7,45 @@ installs it and fails where that cannot be done, `none` skips it.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 from infra import sglang_cpu
 
+# Tiny checkpoints of the architectures that SGLang serves for us. Their logits' standard deviation is above 1.
+COMMON = {
+    "vocab_size": 500,  # no multiple of 64: SGLang pads it
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**COMMON, "model_type": "qwen3_moe", "num_experts": 8, "tie_word_embeddings": True},
+    "deepseek_v3": {
+        **COMMON,
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.0,
+    },
+}
 POLICIES = ("auto", "require", "none")
 
 

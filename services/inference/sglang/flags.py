@@ -14,9 +14,9 @@ from services.inference.sglang.settings import SglangSettings
 from shared.model.config import ModelConfig
 
 WRITTEN_FOR = "0.5.23"  # of SGLang; flags, endpoints and layouts were read from its source and tried
-# SGLang stops two positions earlier than our engine (max_req_len is context - 1, and one more is kept free), and it wants
-# the prompt to be shorter than the context: with so many more positions both serve the same lengths.
-HEADROOM = 3
+# SGLang wants a prompt to be shorter than its context by seven (max_req_input_len is context - 6, and not reached), and stops
+# two positions earlier than our engine: with so many more positions both serve the same lengths.
+HEADROOM = 7
 BLOCK = 128  # side of an FP8 block
 SPECULATIVE_RUNNING = 48  # SGLang's own number of running requests where drafts are on
 SMALLEST_CHUNK = 2048  # of SGLang's own choices of prompt tokens per step

@@ -87,7 +87,7 @@ def test_what_always_holds_is_in_every_command():
 
 
 def test_sglang_gets_the_positions_more_that_it_keeps_free():
-    assert int(value(arguments(MOE), "--context-length")) == 4096 + 3
+    assert int(value(arguments(MOE), "--context-length")) == 4096 + 7
 
 
 def test_routed_experts_are_asked_for_where_the_model_has_experts_alone():
