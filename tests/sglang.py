@@ -44,6 +44,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
         "routed_scaling_factor": 2.0,
+        "rope_parameters": {  # on the CPU SGLang knows DeepSeek's rotary embedding with YaRN alone
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     },
 }
 POLICIES = ("auto", "require", "none")

@@ -164,7 +164,7 @@ def _drafts(s: SglangSettings, folder: str, cpu: bool) -> Iterator[tuple[str, st
 def refusals(s: SglangSettings, model: ModelConfig) -> Iterator[str]:
     """One sentence for each: setting, value, what is allowed."""
     yield from _parallel(s, model)
-    yield from _device(s)
+    yield from _device(s, model)
     yield from _speculation(s, model)
     yield from _kernels(s, model)
     if s.sglang_quantization == "fp8":
@@ -194,8 +194,13 @@ def _parallel(s: SglangSettings, m: ModelConfig) -> Iterator[str]:
         yield f"sglang_tp: found {tp}; allowed: sglang_tp / sglang_ep divides moe_intermediate_size {m.moe.intermediate_size}"
 
 
-def _device(s: SglangSettings) -> Iterator[str]:
+def _device(s: SglangSettings, m: ModelConfig) -> Iterator[str]:
     if s.sglang_device == "cpu":
+        if m.mla and m.rope.factor == 1:
+            yield (
+                "sglang_device: found 'cpu'; allowed: 'cuda', the checkpoint has DeepSeek's rotary embedding without YaRN, "
+                f"which SGLang {WRITTEN_FOR} does not compute on a CPU"
+            )
         for name, wanted in {
             "sglang_tp": (1,),
             "sglang_dp": (1,),

@@ -48,6 +48,8 @@ DEEPSEEK = {
     "num_nextn_predict_layers": 1,
 }
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 4096}
+
 
 def model(kind: dict[str, Any], **changes: Any) -> ModelConfig:
     return ModelConfig.from_dict({**kind, **changes})
@@ -147,7 +149,7 @@ def test_parallelism_memory_and_determinism():
 def test_on_the_cpu_everything_that_needs_a_device_is_off():
     composed = launch(
         InferenceSettings(sglang_device="cpu", sglang_dtype="float32", sglang_draft_steps=2),
-        model(DEEPSEEK),
+        model(DEEPSEEK, rope_parameters=YARN),
         folder="f",
         port=1,
         serial=0,
@@ -195,6 +197,7 @@ def test_on_the_cpu_everything_that_needs_a_device_is_off():
             {"sglang_device": "cpu", "sglang_dtype": "float32", "sglang_tp": 2},
             ["sglang_tp", "2", "1 with sglang_device 'cpu'"],
         ),
+        (DEEPSEEK, {"sglang_device": "cpu", "sglang_dtype": "float32"}, ["sglang_device", "'cpu'", "'cuda'", "YaRN"]),
         (MOE, {"sglang_more": "--dtype=half"}, ["sglang_more", "--dtype", "use sglang_dtype"]),
         (MOE, {"sglang_more": "--log-level 'debug"}, ["sglang_more", "quotation"]),
     ],

@@ -239,7 +239,7 @@ def test_the_configuration_stops_at_no_token_that_a_request_did_not_name(tmp_pat
 
 def test_the_folder_has_positions_for_the_context_and_what_sglang_keeps_free():
     config, _ = published({**MOE, "max_position_embeddings": 512})
-    assert files.engine_config(config, context=512, dtype="bfloat16", fp8=False)["max_position_embeddings"] == 515
+    assert files.engine_config(config, context=512, dtype="bfloat16", fp8=False)["max_position_embeddings"] == 519
 
 
 def test_a_folder_that_is_there_is_replaced_as_a_whole(tmp_path):
