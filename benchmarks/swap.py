@@ -2,7 +2,8 @@
 SGLang's own update_weights_from_disk.
 
 One model (the shipped base policy), the same versions (real AdamW steps), the same requests in flight, one run, one thread
-each; the real SGLang on the CPU (`infra.sglang_cpu`, installed where it is not there yet). What is timed:
+each; the real SGLang on the CPU (`infra.sglang_cpu`, installed where it is not there yet; where it cannot be had its rows
+are left out). What is timed:
 
 - embedded: the pause as the replica announces it, and the checksum of the live weights, as if it had stood still for that
   as well (it does not: the copy is verified before it takes over);
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +45,6 @@ from shared.weights import checksum
 
 IN_FLIGHT = 8  # requests
 PROMPT, NEW = list(range(8, 24)), 400
-WANTED = "wanted: at most 0.33"
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +55,6 @@ async def serving(engine: Engine, health: Health) -> AsyncIterator[Live]:
             live = await engine.start(BASE, health)
             engine.serve(live)
             yield live
-            await live.stop()
     finally:
         await engine.close()
 
@@ -141,54 +141,29 @@ FACTS = Facts(describe=dict, pin=_never, checksums=_never)
 def main() -> None:
     bench = Bench.start(__doc__)
     torch.set_num_threads(1)
-    python, versions = str(sglang_cpu.install()), adamw_steps(3e-4, bench.pick(12, 4))[1:]
+    versions, load = adamw_steps(3e-4, bench.pick(12, 4))[1:], f"{IN_FLIGHT} requests in flight, none lost"
+
+    def add(id: str, what: str, seconds: list[float], over: int) -> None:
+        told = f"{over} requests ran over a swap"
+        bench.add(record(f"swap.{id}", f"{what}, {load}", [x * 1e3 for x in seconds], "ms", told))
+
     with tempfile.TemporaryDirectory() as folder:
-        settings = InferenceSettings(
-            state=Path(folder), sglang_python=python, sglang_device="cpu", sglang_dtype="float32"
-        )
-        own, replica, over_sglang = asyncio.run(sglang(settings, versions))
+        settings = InferenceSettings(state=Path(folder))
         pauses, checks, over = asyncio.run(embedded(settings, versions))
-    theirs = statistics.median(own)
-    load = f"{IN_FLIGHT} requests in flight, none lost"
-    still = [p + c for p, c in zip(pauses, checks, strict=True)]
-    bench.add(
-        record("swap.sglang_update", f"SGLang's own update_weights_from_disk, {load}", [x * 1e3 for x in own], "ms")
-    )
-    bench.add(
-        record(
-            "swap.sglang_replica",
-            "our SGLang replica: pause, load, all hashes, continue",
-            [x * 1e3 for x in replica],
-            "ms",
-            f"{over_sglang} requests ran over a swap",
-        )
-    )
-    bench.add(
-        record(
-            "swap.pause",
-            f"embedded engine: pause, {load}",
-            [x * 1e3 for x in pauses],
-            "ms",
-            f"{over} requests ran over a swap",
-        )
-    )
-    bench.add(
-        record(
-            "swap.checksum",
-            "embedded engine: checksum of the live weights, sampling on",
-            [x * 1e3 for x in checks],
-            "ms",
-        )
-    )
-    bench.add(
-        record(
-            "swap.pause_vs_sglang",
-            "embedded engine: (pause + checksum) / SGLang's own update",
-            [x / theirs for x in still],
-            "x",
-            f"{theirs * 1e3:.0f} ms; {WANTED}",
-        )
-    )
+        add("pause", "embedded engine: pause", pauses, over)
+        add("checksum", "embedded engine: checksum of the live weights", checks, over)
+        try:
+            changes = {"sglang_python": str(sglang_cpu.install()), "sglang_device": "cpu", "sglang_dtype": "float32"}
+        except sglang_cpu.CannotInstall as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            own, replica, over = asyncio.run(sglang(settings.model_copy(update=changes), versions))
+            add("sglang_update", "SGLang's own update_weights_from_disk", own, over)
+            add("sglang_replica", "our SGLang replica: pause, load, every hash, continue", replica, over)
+            theirs = statistics.median(own)
+            ratios = [(pause + check) / theirs for pause, check in zip(pauses, checks, strict=True)]
+            what = "embedded engine's pause and checksum / SGLang's own update"
+            bench.add(record("swap.pause_vs_sglang", what, ratios, "x", f"{theirs * 1e3:.0f} ms; wanted: at most 1/3"))
     bench.end()
 
 
