@@ -8,6 +8,7 @@ mean nothing, pauses, and records what it was asked. What goes wrong is told by 
     {"flip": "7"}           version 7 is loaded with one bit flipped
     {"refuse": ["7"]}       versions whose update is answered with 400; what served is half overwritten then
     {"die": "7"}            the process ends in the middle of that update
+    {"slow": 1.5}           an update takes so many seconds
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ class Fake:
         version, wrong = body["weight_version"], knobs()
         if wrong.get("die") == version:
             os._exit(9)
+        await asyncio.sleep(wrong.get("slow", 0))
         new = fused(Path(body["model_path"]))
         if version in wrong.get("refuse", []):
             name = next(iter(new))

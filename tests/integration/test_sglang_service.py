@@ -98,6 +98,25 @@ def test_a_swap_in_mid_generation_shows_in_the_version_spans(world):
     world(test)
 
 
+def test_a_stop_in_the_middle_of_a_swap_lets_running_requests_end(world):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        w.wrong(slow=1.0)
+        async with w.replica(drain_s=30.0) as replica:
+            await w.p.applied(0)
+            generating = asyncio.create_task(ask(replica.health.url, "/generate", body_of([1, 2], 50)))
+            await until(lambda: not replica.engine.server.idle.is_set())
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await until(lambda: replica.engine.server.keeper.paused)
+        status, answer = await generating
+        assert status == 200
+        assert len(answer["output_ids"]) == 50
+
+    world(test)
+
+
 @pytest.mark.parametrize("damage", [{"flip": "1"}, {"refuse": ["1"]}])
 def test_a_load_that_fails_is_undone_and_the_third_takes_the_replica_out_until_a_version_loads(world, damage):
     async def test(w: World) -> None:

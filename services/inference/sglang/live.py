@@ -59,6 +59,7 @@ class SglangLive:
         self.lag = overlap_lag(settings)
         self._served: Served | None = None
         self._guard = asyncio.Lock()
+        self._loading: asyncio.Task[float] | None = None
 
     @property
     def served(self) -> Served:
@@ -82,6 +83,11 @@ class SglangLive:
         self._served = await asyncio.to_thread(self._prepare, serial, bits, checksum(bits))
 
     async def load(self, serial: int, bits: Bits, expected: str) -> float:
+        """Goes on when its caller is cancelled: half way SGLang would stand still, and running requests would never end."""
+        self._loading = asyncio.create_task(self._load(serial, bits, expected))
+        return await asyncio.shield(self._loading)
+
+    async def _load(self, serial: int, bits: Bits, expected: str) -> float:
         async with self._guard:
             new = await asyncio.to_thread(self._prepare, serial, bits, expected)
             old = self.served
