@@ -36,6 +36,7 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
     """config.json as SGLang needs it. Pure."""
     config = {
         **model.to_dict(),
+        **_shape(model),
         "dtype": dtype,
         "torch_dtype": dtype,
         "eos_token_id": None,  # named, for DeepSeek's default is 1
@@ -47,8 +48,6 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
     }
     if model.model_type == "qwen3_moe":
         config["tie_word_embeddings"] = False  # SGLang never ties it; the head is written out
-    if model.model_type == "deepseek_v3":
-        config |= {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     if "rope_parameters" not in config and not config.get("rope_scaling"):
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": model.rope.theta}
     if fp8:
@@ -59,6 +58,26 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
             "weight_block_size": [BLOCK, BLOCK],
         }
     return config
+
+
+def _shape(model: ModelConfig) -> dict[str, Any]:
+    """What a config.json may leave out and SGLang assumes otherwise than our reader, for DeepSeek 8 groups of experts."""
+    said: dict[str, Any] = {"rms_norm_eps": model.rms_norm_eps, "num_key_value_heads": model.num_key_value_heads}
+    if (mla := model.mla) is None or (moe := model.moe) is None:
+        return {**said, "head_dim": model.head_dim}
+    return {
+        **said,
+        "q_lora_rank": mla.q_lora_rank,
+        "n_group": moe.n_group,
+        "topk_group": moe.topk_group,
+        "norm_topk_prob": moe.norm_topk_prob,
+        "routed_scaling_factor": moe.routed_scaling_factor,
+        "n_shared_experts": moe.n_shared_experts or None,
+        "first_k_dense_replace": model.num_hidden_layers - len(model.moe_layers),
+        "moe_layer_freq": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
 
 
 def is_fp8(name: str, array: np.ndarray) -> bool:

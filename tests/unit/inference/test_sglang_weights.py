@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -240,6 +241,17 @@ def test_the_configuration_stops_at_no_token_that_a_request_did_not_name(tmp_pat
 def test_the_folder_has_positions_for_the_context_and_what_sglang_keeps_free():
     config, _ = published({**MOE, "max_position_embeddings": 512})
     assert files.engine_config(config, context=512, dtype="bfloat16", fp8=False)["max_position_embeddings"] == 519
+
+
+def test_what_a_configuration_leaves_out_is_read_as_our_model_is_built():
+    """DeepSeek's own defaults are those of one large model: 8 groups of experts, 3 dense layers, a query latent of 1536."""
+    silent = {
+        n: v for n, v in DEEPSEEK.items() if n not in ("q_lora_rank", "n_shared_experts", "first_k_dense_replace")
+    }
+    config = ModelConfig.from_dict(silent)
+    read = transformers.DeepseekV3Config(**files.engine_config(config, context=64, dtype="bfloat16", fp8=False))
+    assert (read.n_group, read.topk_group, read.first_k_dense_replace) == (1, 1, 0)
+    assert (read.q_lora_rank, read.n_shared_experts, read.num_key_value_heads) == (None, None, 4)
 
 
 def test_a_folder_that_is_there_is_replaced_as_a_whole(tmp_path):
