@@ -72,7 +72,7 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
         "topk_group": moe.topk_group,
         "norm_topk_prob": moe.norm_topk_prob,
         "routed_scaling_factor": moe.routed_scaling_factor,
-        "n_shared_experts": moe.n_shared_experts or None,
+        "n_shared_experts": moe.n_shared_experts,
         "first_k_dense_replace": model.num_hidden_layers - len(model.moe_layers),
         "moe_layer_freq": 1,
         "topk_method": "noaux_tc",

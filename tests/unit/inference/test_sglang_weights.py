@@ -251,7 +251,7 @@ def test_what_a_configuration_leaves_out_is_read_as_our_model_is_built():
     config = ModelConfig.from_dict(silent)
     read = transformers.DeepseekV3Config(**files.engine_config(config, context=64, dtype="bfloat16", fp8=False))
     assert (read.n_group, read.topk_group, read.first_k_dense_replace) == (1, 1, 0)
-    assert (read.q_lora_rank, read.n_shared_experts, read.num_key_value_heads) == (None, None, 4)
+    assert (read.q_lora_rank, read.n_shared_experts, read.num_key_value_heads) == (None, 0, 4)
 
 
 def test_a_folder_that_is_there_is_replaced_as_a_whole(tmp_path):
