@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from services.inference.config import InferenceSettings
+from services.inference.published import bits_of
 from services.inference.service import Inference
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
-from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors, save_checkpoint
+from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, save_checkpoint
 from shared.weights import Version, publish
 from shared.weights.checkpoint_objects import upload_directory
-from shared.weights.torch_tensors import to_bits
 
 START_S = 180  # on a machine that is busy with something else
 RUN = "r-20260101T000000-0001"
@@ -79,7 +79,7 @@ class Platform:
             torch.manual_seed(serial)
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.03).copy_(parameter.bfloat16().float())
-        bits = to_bits(published_tensors(self.model))
+        bits = bits_of(self.model)
         before = None if parent is None else self.versions[parent]
         ref = publish(self.objects, RUN, serial, incarnation, serial, before, bits)
         self.versions[serial] = Version(serial, ref, bits)
