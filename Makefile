@@ -7,7 +7,7 @@ PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
 
-.PHONY: help setup demo test lint format types ci nightly servers servers-down chaos chart images rehearse reference base pack corpus \
+.PHONY: help setup demo test lint format types ci nightly servers servers-down sglang chaos chart images rehearse reference base pack corpus \
         bench lock clean
 
 help:            ## this list
@@ -31,6 +31,9 @@ servers-down:    ## stop them and remove their data
 chaos: pack servers  ## strike a run on the real servers 100 times, audit its ledger; CHAOS="--kills 10"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --pack .cache/pack $(CHAOS)
 
+sglang: setup    ## the real SGLang on this machine's CPU, in an environment of its own (6 GB); the tests use it when it is there
+	@$(BIN)/python -m infra.sglang_cpu
+
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -40,11 +43,11 @@ lint: setup      ## ruff, types, and who may import whom
 format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-ci: lint         ## what every change must pass, real servers included (at most 60 minutes)
-	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require $(MAKE) --no-print-directory test; \
+ci: lint sglang  ## what every change must pass, real servers and SGLang included (at most 60 minutes)
+	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
-nightly: ci bench chart  ## long kills, soaks, full benchmarks, the real SGLang
+nightly: ci bench chart  ## long kills, soaks, full benchmarks
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
 
 chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)

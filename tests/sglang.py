@@ -22,17 +22,21 @@ COMMON = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+}
+EXPERTS = {
+    **COMMON,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
     "norm_topk_prob": True,
     "num_nextn_predict_layers": 1,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.2,
 }
 KINDS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {**COMMON, "model_type": "qwen3_moe", "num_experts": 8, "tie_word_embeddings": True},
+    "qwen3": {**COMMON, "model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen3_moe": {**EXPERTS, "model_type": "qwen3_moe", "num_experts": 8, "tie_word_embeddings": True},
     "deepseek_v3": {
-        **COMMON,
+        **EXPERTS,
         "model_type": "deepseek_v3",
         "num_key_value_heads": 4,
         "q_lora_rank": 48,

@@ -53,8 +53,9 @@ def install() -> Path:
     _run([*into, "--reinstall-package", "sglang-cpu", str(HERE)], "the stand-in cannot be installed")
     for left in (HERE / "build", *HERE.glob("*.egg-info")):
         shutil.rmtree(left, ignore_errors=True)
-    # A start is nearly all imports, in three processes: with bytecode it takes half as long.
-    subprocess.run([str(PYTHON), "-m", "compileall", "-q", "-j", "2", str(VENV / "lib")], check=False)
+    # A start is nearly all imports, in three processes: with bytecode it takes half as long. Sources for other versions of
+    # Python do not compile, and say so at length.
+    subprocess.run([str(PYTHON), "-m", "compileall", "-qq", "-j", "2", str(VENV / "lib")], check=False)
     STAMP.write_text(fingerprint())
     print(f"sglang_cpu: installed in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return PYTHON
