@@ -9,10 +9,13 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.console.control import Done, follow
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
+from shared.ledger.transitions import RunState
 
 ALERTS = 200  # the newest are kept
+DONE = 200  # actions on a run that are kept
 EXAMPLES = 200  # recent attempts that the figure "lately" is made of
 
 
@@ -41,8 +44,9 @@ class RunBoard:
     """One run. `steps` holds the surviving lineage only: step -> its commit."""
 
     run: str
-    status: str = "announced"
+    state: RunState = RunState.announced
     reason: str = ""
+    done: list[Done] = field(default_factory=list)  # the newest words of runs.control, in their order
     incarnation: int = 0
     serial: int = -1  # the highest published version
     steps: dict[int, m.StepCommitted] = field(default_factory=dict)
@@ -68,15 +72,6 @@ class RunBoard:
         return tally
 
 
-STATUS = {
-    "start": "running",
-    "resume": "running",
-    "pause": "paused",
-    "stop": "stopped",
-    "finished": "finished",
-}
-
-
 class Board:
     def __init__(self, attempts_per_run: int) -> None:
         self._attempts_per_run = attempts_per_run
@@ -84,8 +79,12 @@ class Board:
         self.replicas: dict[str, m.PolicyApplied] = {}
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
 
-    def apply(self, message: Any) -> None:
-        """Takes one message of any topic that the console reads."""
+    def newest(self, count: int | None = None) -> list[str]:
+        """Names of runs, the newest first: they are sortable by start."""
+        return sorted(self.runs, reverse=True)[:count]
+
+    def apply(self, message: Any, at: float = 0.0) -> None:
+        """Takes one message of any topic that the console reads. `at`: when it was sent, Unix seconds; 0: not said."""
         if isinstance(message, m.Alert):
             self.alerts.appendleft(message)
             return
@@ -95,8 +94,7 @@ class Board:
         run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
         match message:
             case m.RunControl():
-                run.status = STATUS.get(message.action, run.status)
-                run.reason = message.reason
+                self._control(run, message, at)
             case m.IncarnationStarted():
                 if message.incarnation >= run.incarnation:
                     run.incarnation = message.incarnation
@@ -112,6 +110,15 @@ class Board:
                 self._score(run, message)
             case m.EvalFinished():
                 run.evals[message.eval] = message
+
+    def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
+        done = Done(at, message.action, message.by, message.reason)
+        if at and done in run.done:  # the log is read again from its beginning
+            return
+        run.done = [*run.done, done][-DONE:]
+        state = follow(run.state, message.action)
+        if state is not run.state or message.action == "finished":
+            run.state, run.reason = state, message.reason
 
     def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
         if scored.key.attempt in run.attempts:  # the first verdict wins

@@ -15,7 +15,6 @@ from services.scheduler import life
 from services.scheduler.lineage import Fork
 from services.scheduler.working_set import FORGOTTEN, Attempt, ReplicaState, WorkingSet
 from shared.contracts import messages as m
-from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -278,11 +277,11 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
     match message.action:
         case "start":
             if head.state is RunState.announced and _configure(ws, message, now, read_config):
-                _enter(ws, RunState.running, now)
+                _enter(ws, RunState.running, now, message)
         case "reconfigure":
             _configure(ws, message, now, read_config)
         case "pause":
-            _enter(ws, RunState.paused, now)
+            _enter(ws, RunState.paused, now, message)
         case "resume":
             if ws.config is None and not _configure(ws, message, now, read_config):
                 return
@@ -292,16 +291,16 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
                 for group in ws.waiting.values():  # a trainer that stopped may have forgotten what waits for it
                     group.announced = FORGOTTEN
                     ws.touch(group)
-            _enter(ws, RunState.running, now)
+            _enter(ws, RunState.running, now, message)
         case "stop":
-            _enter(ws, RunState.stopping, now, message.reason)
+            _enter(ws, RunState.stopping, now, message)
         case "finished":
             pass  # our own word
 
 
-def _enter(ws: WorkingSet, state: RunState, now: float, reason: str = "") -> None:
+def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:
     if state in RUN_MOVES[ws.head.state]:
-        ws.enter(state, now, reason)
+        ws.enter(state, now, message.reason[:2000], by=message.by[:200])
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
@@ -322,7 +321,7 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
         ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
         if ws.config is None:
             ws.enter(RunState.finished, now, "; ".join(objections))
-            ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="finished", reason=ws.head.reason))
+            ws.say_over()
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
     ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)

@@ -46,15 +46,16 @@ class RunState:
     """What runs.control says about a run."""
 
     config: Ref | None = None
-    state: str = "running"  # running | paused | stopping | finished
+    state: str = "running"  # running | paused (what is complete is trained) | held (nothing is) | stopping | finished
 
     def apply(self, message: RunControl) -> None:
+        """A run that is over is paused or stopped by nobody: to open it again would claim an incarnation of it."""
         match message.action:
             case "start" | "resume":
                 self.state = "running"
-            case "pause":
-                self.state = "paused"
-            case "stop":
+            case "pause" if self.state in ("running", "paused", "held"):
+                self.state = "paused" if message.drain else "held"
+            case "stop" if self.state != "finished":
                 self.state = "stopping"
             case "finished":
                 self.state = "finished"
@@ -203,15 +204,13 @@ class Service:
         try:
             while not self.stop.is_set() and self._current() == run:
                 hand.changed.clear()
-                batch = (
-                    None if self.runs[run].state == "paused" else hand.take(training.config.schedule.groups_per_step)
-                )
+                batch = None if self.runs[run].state == "held" else hand.take(training.config.schedule.groups_per_step)
                 metrics.IN_HAND.labels(run).set(len(hand))
                 if batch is not None:
                     self.health.clear(GROUPS)
                     await self._step(training, batch)
                     continue
-                if self.runs[run].state == "stopping":
+                if self.runs[run].state != "running":
                     await self._checkpoint(training)  # what comes now may still make a batch, but need not
                 self.health.wait_on(GROUPS)
                 with contextlib.suppress(TimeoutError):

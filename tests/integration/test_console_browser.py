@@ -26,6 +26,7 @@ from shared.contracts.ids import attempt_prefix
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack
 from shared.telemetry import Health
 from tests.unit.console.conftest import RUN, World, world
+from tests.unit.console.serving import access
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright here: install playwright, axe-playwright-python"
@@ -81,7 +82,7 @@ def console(world: World, tmp_path: Path) -> Iterator[Console]:
     board = Board(settings.console_attempts)
     for _, _, message in world.messages:
         board.apply(message)
-    app = build_app(settings, board, Library(world.objects, settings.formats))
+    app = build_app(settings, board, Library(world.objects, settings.formats), access())
     ready: threading.Event = threading.Event()
     place: dict[str, Any] = {}
 

@@ -157,6 +157,42 @@ def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path
     asyncio.run(scenario())
 
 
+def test_a_paused_run_trains_what_is_complete_a_held_one_does_not_and_both_go_on(state: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        objects = connect(f"file:{state / 'objects'}")
+        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+        world = World(bus, objects)
+        ref = put_config(objects, run_config(objects, tmp_path / "base"))
+
+        async def say(action: str, **options: object) -> None:
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action=action, **options))  # type: ignore[arg-type]
+
+        await say("start", config=ref)
+        trainer = Process(state)
+        try:
+            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+            await say("pause")
+            await asyncio.sleep(0.5)  # the trainer has heard of it
+            await world.announce(0, 1, 2)
+            await world.until(lambda: len(world.of(StepCommitted)) == 1)
+            # Nothing else is complete, so the step is safe in a checkpoint although none is due.
+            await world.until(lambda: any("/checkpoints/" in key for key in objects.list(f"runs/{RUN}/")))
+            await say("pause", drain=False)
+            await asyncio.sleep(0.5)
+            await world.announce(3)
+            await asyncio.sleep(3)
+            assert len(world.of(StepCommitted)) == 1
+            await say("resume")
+            await world.until(lambda: len(world.of(StepCommitted)) == 2)
+            assert [set(c.groups) for c in world.of(StepCommitted)] == [{"g-0", "g-1"}, {"g-2", "g-3"}]
+        finally:
+            trainer.kill()
+            world.task.cancel()
+            await bus.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_superseded_process_hands_its_groups_over_and_ends_with_code_3(state: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         objects = connect(f"file:{state / 'objects'}")

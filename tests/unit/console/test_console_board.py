@@ -28,7 +28,7 @@ def board_of(messages):
 def test_the_board_adds_up_what_the_messages_say(world):
     board = board_of(message for _, _, message in world.messages)
     run = board.runs[RUN]
-    assert (run.status, run.step, run.serial, run.scored) == ("running", 3, 3, 4)
+    assert (run.state, run.step, run.serial, run.scored) == ("running", 3, 3, 4)
     assert {version: tally.solved for version, tally in run.tallies.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
     assert board.replicas["engine-0"].serial == 3
     assert [alert.name for alert in board.alerts] == ["drift"]
