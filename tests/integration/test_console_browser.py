@@ -35,7 +35,17 @@ playwright = pytest.importorskip(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["world"]  # a fixture
 
-PAGES = ["/", f"/runs/{RUN}", f"/runs/{RUN}/attempts", f"/runs/{RUN}/attempts/a-0", "/alerts", "/nowhere"]
+PAGES = [
+    "/",
+    f"/runs/{RUN}",
+    f"/runs/{RUN}/attempts",
+    f"/runs/{RUN}/attempts/a-0",
+    "/alerts",
+    "/compare",
+    f"/compare?run={RUN}&run=none",
+    "/sign-in",
+    "/nowhere",
+]
 LONG = 200_000  # tokens of a long attempt
 OPENS_S = 2.0  # processor time in which its page must be there; wall time would measure whoever else is on the machine
 # Each of these would set window.pwned, open a dialog, load something or change the page, if it were taken as markup.

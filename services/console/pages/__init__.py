@@ -14,6 +14,7 @@ from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.pages.actions import act
 from services.console.pages.attempts import attempt_page, attempts_page
+from services.console.pages.compare import compare_page
 from services.console.pages.overview import alerts_page, overview
 from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
@@ -34,6 +35,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.post("/runs/{run}/{action:pause|resume|stop}", act),
             web.get("/runs/{run}/attempts", attempts_page),
             web.get("/runs/{run}/attempts/{attempt}", attempt_page),
+            web.get("/compare", compare_page),
             web.get("/alerts", alerts_page),
             web.get("/sign-in", sign_in_form),
             web.post("/sign-in", sign_in),
