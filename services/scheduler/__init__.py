@@ -16,5 +16,6 @@ Invariants:
 
 How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory;
 `intake` applies messages to it; `decisions` draws the conclusions; `desk` does one batch against `store`; `relay`
-publishes the outbox; `service` wires them; `audit` checks a run from the ledger alone.
+publishes the outbox; `service` wires them; `audit` checks a run from the ledger alone; `api` answers how hard problems are and why
+(`standing`), from a snapshot of the ledger, to whoever asks.
 """

@@ -207,6 +207,10 @@ class Catalogue:
     def free(self) -> int:
         return int(self._free.sum())
 
+    def free_ones(self) -> np.ndarray:
+        """bool per problem, in the order of `ids`."""
+        return self._free.copy()
+
     def take(self, problem: str) -> None:
         self._free[self.index[problem]] = False
 

@@ -40,6 +40,7 @@ PAGES = [
     f"/runs/{RUN}",
     f"/runs/{RUN}/attempts",
     f"/runs/{RUN}/attempts/a-0",
+    f"/runs/{RUN}/problems",
     "/alerts",
     "/compare",
     f"/compare?run={RUN}&run=none",

@@ -16,6 +16,7 @@ from services.console.pages.actions import act
 from services.console.pages.attempts import attempt_page, attempts_page
 from services.console.pages.compare import compare_page
 from services.console.pages.overview import alerts_page, overview
+from services.console.pages.problems import problems_page
 from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
 
@@ -33,6 +34,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.get("/", overview),
             web.get("/runs/{run}", run_page),
             web.post("/runs/{run}/{action:pause|resume|stop}", act),
+            web.get("/runs/{run}/problems", problems_page),
             web.get("/runs/{run}/attempts", attempts_page),
             web.get("/runs/{run}/attempts/{attempt}", attempt_page),
             web.get("/compare", compare_page),
