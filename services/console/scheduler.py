@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from services.console.config import ConsoleSettings
-from services.console.neighbours import endpoints
+from services.console.neighbours import bounded, endpoints
 from shared.contracts.standing import HardnessPage
 
 ASK_WITHIN_S = 20.0  # a large ledger is read then; later pages are quick
@@ -31,13 +31,13 @@ async def hardness(http: aiohttp.ClientSession, settings: ConsoleSettings, query
                 timeout=aiohttp.ClientTimeout(total=ASK_WITHIN_S),
                 allow_redirects=False,
             ) as answer:
-                body = await answer.content.read(MOST_BYTES)
+                body = await bounded(answer, MOST_BYTES)
                 if answer.status == 200:
                     return msgspec.json.decode(body, type=HardnessPage)
                 said = _error(body) or f"the scheduler answers {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = f"the scheduler at {url} does not answer ({type(error).__name__})"
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, ValueError) as error:
             said = f"the scheduler at {url} answers what is no page of problems: {error}"
     raise NoAnswer(said)
 

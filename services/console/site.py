@@ -19,6 +19,7 @@ from services.console.board import Board, RunBoard
 from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.visible import visible
+from services.console.watcher import Watcher
 from shared.bus import Bus
 
 HEADERS = {
@@ -50,6 +51,7 @@ SETTINGS = web.AppKey("settings", ConsoleSettings)
 TEMPLATES = web.AppKey("templates", jinja2.Environment)
 HTTP = web.AppKey("http", aiohttp.ClientSession)
 ACCESS = web.AppKey("access", Access)
+WATCHER = web.AppKey("watcher", Watcher)
 
 _SESSION = web.RequestKey("session", Session)  # that the cookie names
 _BEARER = web.RequestKey("bearer", Person)  # whose token the Authorization header holds

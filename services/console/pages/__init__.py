@@ -19,6 +19,7 @@ from services.console.pages.overview import alerts_page, overview
 from services.console.pages.problems import problems_page
 from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
+from services.console.watcher import Watcher
 
 STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 FORM_BYTES = 64 * 1024
@@ -28,6 +29,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
     app = web.Application(middlewares=[site.guard], client_max_size=FORM_BYTES)
     app[site.BOARD], app[site.LIBRARY], app[site.SETTINGS], app[site.ACCESS] = board, library, settings, access
     app[site.TEMPLATES] = site.templates()
+    app[site.WATCHER] = Watcher(settings.state, lambda: access.bus)
     app.cleanup_ctx.append(_http)
     app.add_routes(
         [
@@ -52,6 +54,7 @@ async def _http(app: web.Application) -> AsyncIterator[None]:
     async with aiohttp.ClientSession() as session:
         app[site.HTTP] = session
         yield
+        await app[site.WATCHER].close()
 
 
 async def static(request: web.Request) -> web.Response:
