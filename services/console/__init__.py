@@ -4,7 +4,8 @@ Owns: who may look and act (tokens, sessions). What it shows is rebuilt from the
 Consumes: runs.control, steps.committed, rollouts.scored, policies.published, policies.applied, evals.finished and alerts,
 all as broadcast (no group, no commits); run configurations, problem packs, chat formats and trajectories from the object
 store; `<state>/run/*.json` and `/readyz` of the services beside it; the scheduler's `/hardness`.
-Produces: pages; runs.control (pause, resume, stop) with the name of whoever said it. No object, never a word to the ledger.
+Produces: pages; runs.control (pause, resume, rollback, stop) with the name of whoever said it. No object, no word to the
+ledger.
 
 Invariants:
 - Nothing is done without an operator's token: a session that began with one and a form of that session, or the token in the

@@ -49,6 +49,7 @@ class RunBoard:
     done: list[Done] = field(default_factory=list)  # the newest words of runs.control, in their order
     incarnation: int = 0
     serial: int = -1  # the highest published version
+    versions: dict[int, int] = field(default_factory=dict)  # published serial -> its step
     steps: dict[int, m.StepCommitted] = field(default_factory=dict)
     tallies: dict[int, Tally] = field(default_factory=dict)
     attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
@@ -104,6 +105,7 @@ class Board:
                     run.steps[message.step] = message
             case m.PolicyPublished():
                 run.serial = max(run.serial, message.serial)
+                run.versions[message.serial] = message.step
             case m.RolloutFailed():
                 run.failed += 1
             case m.RolloutScored():
@@ -112,7 +114,8 @@ class Board:
                 run.evals[message.eval] = message
 
     def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
-        done = Done(at, message.action, message.by, message.reason)
+        what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
+        done = Done(at, what, message.by, message.reason)
         if at and done in run.done:  # the log is read again from its beginning
             return
         run.done = [*run.done, done][-DONE:]

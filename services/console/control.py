@@ -7,7 +7,7 @@ from typing import Literal
 
 from shared.ledger.transitions import RUN_MOVES, RunState
 
-Action = Literal["pause", "resume", "stop"]
+Action = Literal["pause", "resume", "stop", "rollback"]
 LEADS_TO = {
     "start": RunState.running,
     "resume": RunState.running,
@@ -18,15 +18,15 @@ LEADS_TO = {
 REASON_CHARS = 500
 # A finished run is gone on with by `etude`, with a larger budget: by itself it would end again at once.
 _OFFERED: dict[RunState, tuple[Action, ...]] = {
-    RunState.running: ("pause", "stop"),
-    RunState.paused: ("resume", "stop"),
+    RunState.running: ("pause", "rollback", "stop"),
+    RunState.paused: ("resume", "rollback", "stop"),
     RunState.stopping: ("resume",),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One message of `runs.control`. `at`: Unix seconds by its sender's clock, 0 where it did not say."""
+    """One message of `runs.control`. `at`: Unix seconds by its sender's clock, 0 where it did not say. `action`: in words."""
 
     at: float
     action: str

@@ -15,6 +15,7 @@ from services.scheduler import life
 from services.scheduler.lineage import Fork
 from services.scheduler.working_set import FORGOTTEN, Attempt, ReplicaState, WorkingSet
 from shared.contracts import messages as m
+from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -54,6 +55,8 @@ def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], rea
             apply_policy(ws, message, now)
         case m.RunControl():
             control(ws, message, now, read_config)
+        case m.Alert():
+            alerted(ws, message, now)
         case _:
             raise Refused(f"the scheduler has no use for {type(message).__name__}")
 
@@ -272,8 +275,19 @@ def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
 # The run
 
 
+def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
+    """The run pauses where its configuration names this alert; the trainer does not go on either."""
+    if ws.config is None or message.name not in ws.config.schedule.pause_on or ws.head.state is not RunState.running:
+        return
+    reason = f"alert {message.name}: {message.what}"[:2000]
+    ws.enter(RunState.paused, now, reason, by=ws.US)
+    ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="pause", reason=reason, drain=False, by=ws.US))
+
+
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
     head = ws.head
+    if message.by == ws.US:
+        return  # our own word: what it says was entered when it was said
     match message.action:
         case "start":
             if head.state is RunState.announced and _configure(ws, message, now, read_config):
@@ -294,8 +308,12 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
             _enter(ws, RunState.running, now, message)
         case "stop":
             _enter(ws, RunState.stopping, now, message)
+        case "rollback":  # the trainer's to obey; the fork that follows says what becomes of the groups
+            ws.event(
+                now, "run.rollback", str(message.serial), head.last_event, reason=message.reason[:2000], by=message.by
+            )
         case "finished":
-            pass  # our own word
+            pass  # nobody's word but ours; a scheduler that did not sign has said it
 
 
 def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:

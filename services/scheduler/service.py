@@ -39,6 +39,7 @@ CONSUMED = (
     t.POLICIES_PUBLISHED,
     t.POLICIES_APPLIED,
     t.RUNS_CONTROL,
+    t.ALERTS,
 )
 GROUP = "scheduler"
 IN_FLIGHT = 4  # batches' worth of messages taken and not acknowledged

@@ -236,6 +236,8 @@ class Catalogue:
 class WorkingSet:
     """See the module. `now` is passed to whatever needs a time; nothing here reads a clock."""
 
+    US = "scheduler"  # who says what we say on runs.control
+
     def __init__(self, head: Head) -> None:
         self.head = head
         self.config: RunConfig | None = None
@@ -355,10 +357,10 @@ class WorkingSet:
 
     def say_over(self) -> None:
         """The run is finished; everybody may forget it."""
-        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by="scheduler")
+        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by=self.US)
         self.say(RUNS_CONTROL, self.id, over)
 
-    def enter(self, state: RunState, now: float, reason: str, *, by: str = "scheduler") -> None:
+    def enter(self, state: RunState, now: float, reason: str, *, by: str = US) -> None:
         """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word."""
         head = self.head
         if head.clock_started_at is not None and state is not RunState.running:

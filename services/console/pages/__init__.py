@@ -35,7 +35,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
         [
             web.get("/", overview),
             web.get("/runs/{run}", run_page),
-            web.post("/runs/{run}/{action:pause|resume|stop}", act),
+            web.post("/runs/{run}/{action:pause|resume|rollback|stop}", act),
             web.get("/runs/{run}/problems", problems_page),
             web.get("/runs/{run}/attempts", attempts_page),
             web.get("/runs/{run}/attempts/{attempt}", attempt_page),

@@ -1,4 +1,4 @@
-"""Pause, resume, stop: each is one message on `runs.control`, which the scheduler and everybody else follow.
+"""Pause, resume, stop, go back to a version: each is one message on `runs.control`, which the scheduler and everybody else follow.
 
 The topic is the record of who did what when: it is kept for a year, and the run's page shows it.
 """
@@ -6,6 +6,7 @@ The topic is the record of who did what when: it is kept for a year, and the run
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from urllib.parse import quote
 
@@ -26,7 +27,8 @@ log = structlog.get_logger()
 
 
 async def act(request: web.Request) -> web.Response:
-    """POST /runs/RUN/pause|resume|stop with `reason`, for a session `form_key`; `drain`: a pause that trains what is complete."""
+    """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain`: a pause that trains what
+    is complete. `version`: which to go back to."""
     form = await request.post()
     person = require_operator(request, str(form.get("form_key", "")))
     run, action = run_of(request), request.match_info["action"]
@@ -34,7 +36,18 @@ async def act(request: web.Request) -> web.Response:
         raise web.HTTPConflict(reason=f"{run.run} is {run.state.value}: {action} does not apply. Nothing was done.")
     reason = " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
     drain = action != "pause" or "drain" in form
-    message = RunControl(run=run.run, action=action, reason=reason, drain=drain, by=person.name)  # type: ignore[arg-type]
+    serial, word = None, ""
+    if action == "rollback":
+        serial, word = _version(run, str(form.get("version", ""))), secrets.token_hex(8)
+    message = RunControl(
+        run=run.run,
+        action=action,  # type: ignore[arg-type]
+        serial=serial,
+        id=word,
+        reason=reason,
+        drain=drain,
+        by=person.name,
+    )
     bus = request.app[ACCESS].bus
     try:
         if bus is None:
@@ -51,10 +64,22 @@ async def act(request: web.Request) -> web.Response:
     raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
 
 
+def _version(run: RunBoard, text: str) -> int:
+    serial = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
+    if run.versions.get(serial, 0) < 1:
+        raise web.HTTPConflict(
+            reason=f"Version {text[:20]!r} is none that a step of {run.run} has published. Nothing was done."
+        )
+    return serial
+
+
 async def _seen(run: RunBoard, message: RunControl) -> None:
     """Until the board has heard what we said."""
     until = time.monotonic() + SEEN_WITHIN_S
     while time.monotonic() < until:
-        if any((d.action, d.by, d.reason) == (message.action, message.by, message.reason) for d in run.done[-3:]):
+        if any(
+            d.action.startswith(message.action) and d.by == message.by and d.reason == message.reason
+            for d in run.done[-3:]
+        ):
             return
         await asyncio.sleep(0.05)

@@ -207,3 +207,20 @@ def test_a_bus_that_is_away_is_said(run, tmp_path):
         assert "does not answer" in page.text
 
     run(scenario)
+
+
+def test_going_back_names_a_published_version_and_is_one_word_of_its_own(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        forms = [{"version": "2"}, {"version": "2"}, {"version": "0"}, {"version": "99"}, {"version": "²"}, {}]
+        statuses = [(await there.post(f"/runs/{RUN}/rollback", form, headers=headers))[0] for form in forms]
+        assert statuses == [200, 200, 409, 409, 409, 409]
+        _, _, page = await there.get(f"/runs/{RUN}")
+        assert "rollback to version 2" in page.text
+        assert there.board.runs[RUN].state.value == "running"
+        first, second = await end(there)
+        assert (first.action, first.serial, first.by) == ("rollback", 2, "alice")
+        assert first.id
+        assert first.id != second.id
+
+    run(scenario)
