@@ -32,7 +32,7 @@ def line_chart(series: Sequence[Series], *, x_name: str, label: str, percent: bo
         return Markup('<p class="quiet">nothing yet</p>')
     xs, ys = [p[0] for p in everything], [p[1] for p in everything]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
-    ticks = _ticks(min(0.0, *ys) if percent else min(ys), max(ys))
+    ticks = _ticks(min(0.0, *ys), max(0.01, *ys)) if percent else _ticks(min(ys), max(ys))
     y_low, y_high = ticks[0], ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from markupsafe import Markup, escape
 
 from services.console.flow import Edge, Flow, Node
 from services.console.visible import visible
 from shared.contracts import topics as t
 
-WIDTH, HEIGHT = 1000, 400
-BOX, TALL = 176, 84
+WIDTH, HEIGHT = 1060, 404
+BOX, TALL = 160, 96
+LINE = 13  # between two lines of words
+UPPER, LOWER = 130, 346  # middles of the two rows
 PLACES = {  # middle of each box
-    "curator": (100, 110),
-    "scheduler": (360, 110),
-    "rollout": (630, 110),
-    "reward": (890, 110),
-    "evaluator": (100, 320),
-    "trainer": (360, 320),
-    "inference": (630, 320),
-    "grader": (890, 320),
+    "curator": (90, UPPER),
+    "scheduler": (383, UPPER),
+    "rollout": (676, UPPER),
+    "reward": (969, UPPER),
+    "evaluator": (90, LOWER),
+    "trainer": (383, LOWER),
+    "inference": (676, LOWER),
+    "grader": (969, LOWER),
 }
-_UP, _LOW = 110 - TALL // 2, 110 + TALL // 2
-# The line of each way and the place of its words (x, y, anchor).
-LINES: dict[str, tuple[str, tuple[int, int, str]]] = {
-    t.PROBLEMS_ADMITTED.name: ("188,110 272,110", (230, 84, "middle")),
-    t.ROLLOUTS_REQUESTED.name: ("448,110 542,110", (495, 84, "middle")),
-    t.ROLLOUTS_FINISHED.name: ("718,110 802,110", (760, 84, "middle")),
-    t.ROLLOUTS_SCORED.name: (f"890,{_UP} 890,30 360,30 360,{_UP}", (625, 20, "middle")),
-    t.GROUPS_READY.name: (f"330,{_LOW} 330,278", (322, 205, "end")),
-    t.STEPS_COMMITTED.name: (f"390,278 390,{_LOW}", (398, 222, "start")),
-    t.POLICIES_PUBLISHED.name: ("448,320 542,320", (495, 302, "middle")),
-    "tokens": (f"630,278 630,{_LOW}", (638, 215, "start")),
-    "jobs": (f"890,{_LOW} 890,278", (898, 215, "start")),
-    "evaluations": (f"100,278 100,240 560,240 560,{_LOW}", (200, 232, "middle")),
+_TOP, _UNDER, _OVER = UPPER - TALL // 2, UPPER + TALL // 2, LOWER - TALL // 2
+
+
+class _Words(NamedTuple):
+    """Where the words of a way stand. `above`: they end over the line, however many they are."""
+
+    x: int
+    y: int
+    anchor: str
+    above: bool = False
+
+
+LINES: dict[str, tuple[str, _Words]] = {
+    t.PROBLEMS_ADMITTED.name: (f"170,{UPPER} 301,{UPPER}", _Words(236, UPPER - 8, "middle", above=True)),
+    t.ROLLOUTS_REQUESTED.name: (f"463,{UPPER} 594,{UPPER}", _Words(529, UPPER - 8, "middle", above=True)),
+    t.ROLLOUTS_FINISHED.name: (f"756,{UPPER} 887,{UPPER}", _Words(822, UPPER - 8, "middle", above=True)),
+    t.ROLLOUTS_SCORED.name: (f"969,{_TOP} 969,20 383,20 383,{_TOP - 2}", _Words(676, 36, "middle")),
+    t.GROUPS_READY.name: (f"345,{_UNDER} 345,{_OVER - 2}", _Words(336, 212, "end")),
+    t.STEPS_COMMITTED.name: (f"420,{_OVER} 420,{_UNDER + 2}", _Words(429, 212, "start")),
+    t.POLICIES_PUBLISHED.name: (f"463,{LOWER} 594,{LOWER}", _Words(529, LOWER - 8, "middle", above=True)),
+    "tokens": (f"695,{_OVER} 695,{_UNDER + 2}", _Words(704, 218, "start")),
+    "jobs": (f"969,{_UNDER} 969,{_OVER - 2}", _Words(978, 218, "start")),
+    "evaluations": (f"90,{_OVER} 90,270 640,270 640,{_UNDER + 2}", _Words(150, 263, "middle")),
 }
-SAID_CHARS = 30  # of a line within a box; the whole is in its title
+SAID_CHARS = 25  # of a line within a box; the whole is in its title
 
 
 def draw(flow: Flow) -> Markup:
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" class="flow" role="img" aria-label="How work flows; the tables below say the same">',
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" class="flow" role="img" '
+        'aria-label="How work flows between the services; the tables below say the same">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+        'markerUnits="userSpaceOnUse" orient="auto"><path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>',
         *(_line(edge) for edge in flow.edges),
         *(_box(node) for node in flow.nodes),
         "</svg>",
@@ -50,28 +65,24 @@ def draw(flow: Flow) -> Markup:
 
 
 def _line(edge: Edge) -> str:
-    points, (x, y, anchor) = LINES[edge.way.what]
-    kind = "way awaited" if edge.awaited else "way"
+    points, at = LINES[edge.way.what]
     said = [edge.way.what, *filter(None, [waiting(edge), pace(edge)])]
-    lines = "".join(f'<tspan x="{x}" dy="{0 if i == 0 else 13}">{_text(line)}</tspan>' for i, line in enumerate(said))
-    lift = 13 * (len(said) - 1) if y < 105 and anchor == "middle" and y > 40 else 0  # upwards, away from the line
+    top = at.y - LINE * (len(said) - 1) if at.above else at.y
+    lines = "".join(f'<tspan x="{at.x}" y="{top + LINE * i}">{_text(line)}</tspan>' for i, line in enumerate(said))
     return (
-        f'<polyline class="{kind}" points="{points}" marker-end="url(#tip)"/>'
-        f'<text class="said" x="{x}" y="{y - lift}" text-anchor="{anchor}">{lines}</text>'
+        f'<polyline class="{"way awaited" if edge.awaited else "way"}" points="{points}" marker-end="url(#tip)"/>'
+        f'<text class="said" text-anchor="{at.anchor}">{lines}</text>'
     )
 
 
 def _box(node: Node) -> str:
     x, y = PLACES[node.service]
-    state = (
-        {"ready": "ready"}.get(node.state, f"{node.state}")
-        if node.replicas < 2
-        else f"{node.ready} of {node.replicas} ready"
-    )
-    wait = f"waits on {node.wait.what} since {since(node.wait.seconds)}" if node.wait else ""
-    lines = [(node.service, "name"), (state, "state"), (node.figure, "figure"), (wait, "wait")]
+    state = node.state if node.replicas < 2 else f"{node.ready} of {node.replicas} ready"
+    lines = [(node.service, "name"), (state, "state"), (node.figure, "figure")]
+    if node.wait:
+        lines += [(f"waits on {node.wait.what}", "wait"), (f"since {since(node.wait.seconds)}", "wait")]
     shown = [(text, kind) for text, kind in lines if text]
-    top = y - 6 * (len(shown) - 1) + 1
+    top = y - 7.5 * (len(shown) - 1) + 4
     words = "".join(
         f'<text class="{kind}" x="{x}" y="{top + 15 * i}" text-anchor="middle">{_text(_cut(text))}</text>'
         for i, (text, kind) in enumerate(shown)

@@ -21,7 +21,7 @@ from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
 from services.console.watcher import Watcher
 
-STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
+STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 FORM_BYTES = 64 * 1024
 
 

@@ -40,6 +40,7 @@ async def compare_page(request: web.Request) -> web.Response:
         charts=[draw(curve) for curve in together(runs)] if enough else [],
         figures=outcomes(runs) if enough else [],
         differences=differing(configs) if enough else [],
+        known=sum(config is not None for config in configs),
     )
 
 

@@ -37,7 +37,7 @@ def said(found: Flow) -> str:
 def test_a_service_that_waits_says_on_what_since_when_and_the_way_it_waits_for_stands_out():
     waits = (Wait("inference", 12.4), Wait("objects", 3.0))
     found = flow(Snapshot(1.0, (neighbour("rollout", waits=waits), neighbour("inference"))), None)
-    assert "waits on inference since 12 s" in said(found)
+    assert "waits on inference | since 12 s" in said(found)
     assert [edge.way.what for edge in found.edges if edge.awaited] == ["tokens"]
     assert {node.service: node.state for node in found.nodes}["scheduler"] == "absent"
 
