@@ -2,7 +2,7 @@
 
 Invariants:
 - One supervisor per state directory (an advisory lock on `<state>/supervisor.lock`; the kernel drops it with us).
-- A child never outlives the supervisor (PR_SET_PDEATHSIG), so that a killed supervisor leaves no orphans behind.
+- When the supervisor is killed, the kernel tells every child to end (PR_SET_PDEATHSIG, SIGTERM): it drains and leaves.
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
   of health; it is never given up, and the log says each time what happened. One exception: SUPERSEDED says that another
   process has rightly taken over; starting again would take the work back from it.
@@ -74,8 +74,17 @@ def default_specs(base_port: int = 0) -> list[ServiceSpec]:
     ]
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec of a process with threads it could hang
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with(supervisor: int) -> Callable[[], None]:
+    def in_the_child() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != supervisor:  # it died before the kernel was asked
+            os._exit(1)
+
+    return in_the_child
 
 
 class _Child:
@@ -113,7 +122,7 @@ class _Child:
                 stdout=out,
                 stderr=out,
                 env=environment,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_end_with(os.getpid()),
             )
         self.started = time.monotonic()
 

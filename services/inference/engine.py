@@ -39,12 +39,13 @@ from shared.model import Transformer
 T = TypeVar("T")
 SHARE_AT_LEAST = 16  # tokens: waiting for another request's prefix pays from here
 IDLE_WAIT_S = 60.0  # how long the idle thread sleeps; every hand-over wakes it
+STOPPED = "the engine is shutting down"
 
 log = structlog.get_logger()
 
 
 class Overloaded(RuntimeError):
-    """More requests wait than the engine takes on."""
+    """More requests wait than the engine takes on, or it takes none any more."""
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class Engine:
         self._records: dict[Request, Record] = {}  # every request that has a row
         self._random = np.random.default_rng()
         self._stopped = False
+        self._entrance = threading.Lock()  # nothing is put into the inbox of an engine that has stopped
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- from other threads ------------------------------------------------------------------------------------------
@@ -134,7 +136,10 @@ class Engine:
             raise ValueError(f"input_ids: found {int(tokens.max())} or a negative id; allowed: 0..{vocabulary - 1}")
         if len(self._waiting) >= self.queue_limit:
             raise Overloaded(f"{len(self._waiting)} requests wait; the limit is {self.queue_limit}")
-        self._inbox.put(lambda: self._waiting.append(request))
+        with self._entrance:
+            if self._stopped:
+                raise Overloaded(STOPPED)
+            self._inbox.put(lambda: self._waiting.append(request))
 
     def abort(self, request: Request, message: str) -> None:
         """Ends it with what it has; nothing happens if it is over already."""
@@ -150,9 +155,10 @@ class Engine:
             except BaseException as error:
                 future.set_exception(error)
 
-        if not self.alive:
-            raise RuntimeError("the engine is stopped")
-        self._inbox.put(run)
+        with self._entrance:
+            if not self.alive:
+                raise RuntimeError("the engine is stopped")
+            self._inbox.put(run)
         return future
 
     def swap(self, model: Transformer, serial: int) -> Future[float]:
@@ -208,6 +214,7 @@ class Engine:
                 ) as error:  # a defect or no memory: nobody is left waiting, and the next request finds us
                     log.exception("step_failed")
                     self._abort_all(f"the engine failed: {type(error).__name__}: {error}")
+            self._abort_all(STOPPED)  # what came in while it stopped
 
     def _drain(self, *, block: bool) -> None:
         with contextlib.suppress(queue.Empty):
@@ -217,8 +224,9 @@ class Engine:
                 self._inbox.get_nowait()()
 
     def _stop(self) -> None:
-        self._abort_all("the engine is shutting down")
-        self._stopped = True
+        self._abort_all(STOPPED)
+        with self._entrance:
+            self._stopped = True
 
     def _admit(self) -> None:
         """Gives rows to requests in their order. One whose prompt is being computed by another waits for it, and lets those

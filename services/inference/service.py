@@ -32,6 +32,8 @@ class Inference:
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 following.result()  # a defect ends the process with its trace; the supervisor starts another
+            following.cancel()  # a version that comes now would be announced as served
+            await asyncio.wait({following})
             await self._drain()
         finally:
             for task in (following, stopping):

@@ -26,9 +26,7 @@ class Runs:
         self._read: set[str] = set()  # checksums
 
     async def control(self, message: RunControl) -> None:
-        if message.action == "finished":
-            self._configs.pop(message.run, None)
-        elif message.config is not None:
+        if message.config is not None:  # kept when the run is finished: it may be resumed without one
             await self._add(message.run, message.config)
 
     async def reward(self, run: str, config_id: str) -> RewardConfig | None:

@@ -21,6 +21,7 @@ from typing import Protocol
 from services.rollout.ends import ContextFull, End, FormatErrors, InfrastructureError, Submitted, TurnLimit
 from services.rollout.generation import Generation
 from services.rollout.recorder import Part, Recorder
+from services.rollout.visible_tests import LOAD_ERRORS
 from shared.contracts.messages import Effort, StopReason
 from shared.contracts.run import Sampling
 from shared.formats import Action, Format, Observation, Tool
@@ -167,7 +168,7 @@ class Agent:
             if self.forgiven["turns"] < self.sampling.max_turns:
                 self.forgiven.update(turns=1, edits=edits)
         observation = self.failed.get(state) or await self.tests.run(self.problem, self.workspace.files)
-        if observation.failing is not None:
+        if observation.failing is not None and observation.got not in LOAD_ERRORS:
             self.failed[state] = observation
         return observation
 

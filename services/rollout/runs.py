@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from shared.weights.checkpoint_objects import download_directory
 
 PACKS = 4  # a run's pack and its evaluations': each some megabytes
 RUNS = 8
+SURE_AFTER_S = 30.0  # a replay of what was broadcast takes a second or two
 
 V = TypeVar("V")
 State = Literal["running", "held", "finished"]
@@ -67,17 +69,23 @@ class Runs:
         self._runs: _Remembered[Run] = _Remembered(RUNS)
         self._packs: _Remembered[dict[str, Problem]] = _Remembered(PACKS)
         self._states: dict[str, State] = {}
+        self._finished_at: dict[str, float] = {}
 
     def control(self, message: RunControl) -> None:
         states: dict[str, State] = {"start": "running", "resume": "running", "pause": "held", "stop": "held"}
         if message.action == "finished":
-            self._states[message.run] = "finished"
-        elif message.action in ("start", "resume") or self.state(message.run) != "finished":
-            self._states[message.run] = states.get(message.action, self.state(message.run))
+            self._states[message.run], self._finished_at[message.run] = "finished", time.monotonic()
+        elif message.action in ("start", "resume") or self._states.get(message.run) != "finished":
+            self._states[message.run] = states.get(message.action, self._states.get(message.run, "running"))
 
     def state(self, run: str) -> State:
-        """Whether training attempts may be taken. A run that nobody spoke of yet is running: somebody asks for attempts."""
-        return self._states.get(run, "running")
+        """Whether training attempts may be taken. A run that nobody spoke of yet is running: somebody asks for attempts.
+        One that is said to be finished counts as held for a while: who has just begun to listen hears old words first,
+        and a run may have been resumed."""
+        state = self._states.get(run, "running")
+        if state == "finished" and time.monotonic() - self._finished_at[run] < SURE_AFTER_S:
+            return "held"
+        return state
 
     async def run(self, run: str) -> Run:
         """Raises what the object store raises; ObjectMissing for an unknown run."""

@@ -34,7 +34,7 @@ from shared.contracts.messages import (
     StopReason,
 )
 from shared.contracts.run import Purpose, Ref
-from shared.objects import Objects
+from shared.objects import ObjectMissing, Objects
 from shared.problems import Problem
 from shared.sandbox import Functions
 from shared.telemetry import Health
@@ -166,11 +166,14 @@ class Worker:
         except InfrastructureError as error:
             await self._failed(request, str(error))
             delivery.done()
-        except Exception as error:  # the object store is away, or the run's objects are not there yet
+        except (ObjectMissing, OSError) as error:  # the object store is away, or the run's objects are not there yet
             log.warning(
                 "not_ready", run=request.run, attempt=request.key.attempt, error=f"{type(error).__name__}: {error}"
             )
             delivery.retry(UNREADY_RETRY_S)
+        except Exception as error:  # an unknown format, a damaged pack: asking again and again would hide it
+            await self._failed(request, f"{type(error).__name__}: {error}")
+            delivery.done()
         return None
 
     async def _problem(self, request: RolloutRequested) -> Problem:

@@ -23,6 +23,7 @@ from shared.contracts.ids import attempt_id, group_id
 from shared.ledger.transitions import ENDS, AttemptState, GroupState, RunState
 
 RECONCILE_EVERY_S = 0.5
+GRADERS_AWAY = 6  # times the grading limit: when nobody is graded, an attempt is given up after so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
     if ws.head.state is RunState.running:
         return _request(ws, now, limits)
     if ws.head.state is RunState.stopping:
-        _finish(ws, now)
+        _finish(ws, now, limits)
     return set()
 
 
@@ -81,17 +82,30 @@ def _reconcile(ws: WorkingSet, now: float, limits: Limits, *, asking: bool) -> N
                     pass
 
 
-def _watch(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> None:
-    running_s = now - (attempt.claimed_at or now)
-    why = reconciler.overdue(
+def overdue(ws: WorkingSet, now: float, limits: Limits) -> bool:
+    """Whether an attempt of the run would be lost for silence now."""
+    if ws.config is None or ws.head.state not in (RunState.running, RunState.paused):
+        return False
+    return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in ws.live())
+
+
+def _overdue(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> str:
+    # While no attempt at all is graded, graders are away rather than this verdict lost.
+    patiences = 1 if ws.scored_at > (attempt.finished_at or 0.0) else GRADERS_AWAY
+    return reconciler.overdue(
         attempt.state,
         silent_s=now - max(attempt.heard_at, limits.listening_since),
         cancelled_s=None if attempt.cancelled_at is None else now - max(attempt.cancelled_at, limits.listening_since),
         graded_s=None if attempt.finished_at is None else now - max(attempt.finished_at, limits.listening_since),
         lease_s=lease_s,
         limit_s=limits.attempt_s,
-        grading_limit_s=limits.grading_s,
+        grading_limit_s=limits.grading_s * patiences,
     )
+
+
+def _watch(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> None:
+    running_s = now - (attempt.claimed_at or now)
+    why = _overdue(ws, attempt, now, limits, lease_s)
     if why:
         attempt.told(attempt.epoch, AttemptState.lost)
         attempt.lost_at, attempt.reason = now, why
@@ -250,16 +264,18 @@ def _give_up_open(ws: WorkingSet, now: float) -> None:
     """A stopping run takes no more attempts: what runs is told to end, what is not complete is dropped."""
     if not ws.open:
         return
-    ws.say(t.ATTEMPTS_CANCEL, ws.id, m.AttemptCancel(run=ws.id, mode="drop"))
+    for attempt in ws.live():  # by name and epoch: a worker that hears it again, after a resume, must not drop others
+        if attempt.state in (AttemptState.requested, AttemptState.claimed, AttemptState.lost):
+            ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
     for group in list(ws.open.values()):
         _close(ws, group, now)
     for group in list(ws.open.values()):
         drop(ws, group, "the run stopped before the group was complete", now)
 
 
-def _finish(ws: WorkingSet, now: float) -> None:
+def _finish(ws: WorkingSet, now: float, limits: Limits) -> None:
     assert ws.config
-    since = max(ws.head.stopped_at or now, ws.commits[-1] if ws.commits else 0.0)
+    since = max(ws.head.stopped_at or now, ws.commits[-1] if ws.commits else 0.0, limits.listening_since)
     if hand_is_empty(
         waiting=len(ws.waiting),
         groups_per_step=ws.config.schedule.groups_per_step,

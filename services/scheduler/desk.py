@@ -82,13 +82,20 @@ class Desk:
         self._early: list[tuple[str, Message]] = []  # committed in the middle of a batch, not handed out yet
         self._version = _code_version()
 
-    def handle(self, batch: Sequence[Received], now: float, published: dict[str, int] | None = None) -> Result:
-        """Applies the batch, decides, commits. `published`: per run, how far the outbox has been published.
+    def overdue(self, now: float) -> bool:
+        """Whether an attempt would be given up for silence now, if somebody listened all the while."""
+        return any(decisions.overdue(ws, now, self._now_limits()) for ws in self.sets.values())
+
+    def handle(
+        self, batch: Sequence[Received], now: float, published: dict[str, int] | None = None, *, listening: bool = True
+    ) -> Result:
+        """Applies the batch, decides, commits. `published`: per run, how far the outbox has been published. `listening`:
+        what workers said has been read, as far as anybody can know; else silence is nobody's fault.
 
         Raises Fenced when another scheduler leads, and what the database or the object store raise when they are away:
         the same batch can be handled again then, nothing is lost and nothing counts twice.
         """
-        if now - self._last > ABSENT_S:
+        if not listening or now - self._last > ABSENT_S:
             self._listening_since = now
         self._last = now
         refused: dict[int, str] = {}
@@ -110,6 +117,9 @@ class Desk:
             except BaseException:
                 self.sets.clear()
                 raise
+
+    def _now_limits(self) -> Limits:
+        return Limits(*self._limits, listening_since=self._listening_since)
 
     def _one_by_one(self, batch: Sequence[Received], now: float, published: dict[str, int] | None) -> Result:
         whole = Result()
@@ -142,7 +152,7 @@ class Desk:
             except Exception as error:
                 log.exception("message_stumbled", topic=received.topic.name, message=repr(received.message)[:500])
                 raise _Stumbled(index, f"{type(error).__name__}: {error}") from error
-        limits = Limits(*self._limits, listening_since=self._listening_since)
+        limits = self._now_limits()
         for ws in self.sets.values():
             again = [group for group in decisions.unannounced(ws) if not group.attempts]
             if again:

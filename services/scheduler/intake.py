@@ -21,7 +21,7 @@ from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunSt
 from shared.objects import ObjectDamaged, ObjectMissing
 
 ReadConfig = Callable[[Ref], RunConfig]
-UNREADABLE = (ObjectMissing, ObjectDamaged, msgspec.MsgspecError)  # reading again cannot help
+UNREADABLE = (ObjectMissing, ObjectDamaged, ValueError, msgspec.MsgspecError)  # reading again cannot help
 
 
 class Refused(ValueError):
@@ -104,6 +104,7 @@ def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]
             data = {"stop": message.stop.value, "oldest": message.oldest_version, "newest": message.newest_version}
         case m.RolloutScored():
             _finished(attempt, message, now)
+            ws.scored_at = now
             if moved:
                 attempt.reward, attempt.solved = message.reward, message.verdict.solved
                 ws.changes.verdicts.append(message)

@@ -15,16 +15,16 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.desk import Desk, Result
+from services.scheduler.desk import ABSENT_S, Desk, Result
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
 from services.scheduler.store import Fenced, Store
 from services.scheduler.working_set import WorkingSet
-from shared.bus import Bus, Delivery
+from shared.bus import Bus, BusUnavailable, Delivery
 from shared.bus.batching import batches
 from shared.contracts import topics as t
 from shared.contracts.run import Ref, RunConfig
-from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.objects import Objects
 from shared.telemetry import Health
 
 log = structlog.get_logger()
@@ -41,10 +41,12 @@ CONSUMED = (
     t.RUNS_CONTROL,
     t.ALERTS,
 )
+FROM_WORKERS = (t.ATTEMPTS_PROGRESS, t.ROLLOUTS_FINISHED)
 GROUP = "scheduler"
 IN_FLIGHT = 4  # batches' worth of messages taken and not acknowledged
 TICK_S = 1.0  # time passes without messages too: leases, budgets
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between attempts to reach a ledger or object store that is away
+ASK_WITHIN_S = 5.0  # the bus, whether anything is unread
 PATIENCE_S = 5.0  # a gate that is closed for less is a gate that works
 KEEP_MESSAGES_S, PRUNE_EVERY_S = 3600.0, 600.0  # published rows of the outbox
 
@@ -122,13 +124,7 @@ class _Term:
         term: int,
     ) -> None:
         def read_config(ref: Ref) -> RunConfig:
-            try:
-                data = objects.get(ref)
-            except (ObjectMissing, ObjectDamaged):
-                raise
-            except Exception as error:  # each adapter has its own words for being away
-                raise OSError(f"the object store: {error}") from error
-            return msgspec.json.decode(data, type=RunConfig)
+            return msgspec.json.decode(objects.get(ref), type=RunConfig)
 
         self.config, self.bus, self.health, self.leadership = config, bus, health, leadership
         self.store = Store(engine)
@@ -142,7 +138,7 @@ class _Term:
         )
         self.relay = Relay(bus)
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
-        self.pruned_at = time.monotonic()
+        self.pruned_at = self.heard_at = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
         leave = asyncio.Event()
@@ -207,10 +203,11 @@ class _Term:
     async def _handle(self, batch: Sequence[Delivery]) -> None:
         """One batch until it is durable, however long the ledger is away."""
         marks = self.relay.marks()
+        listening = await self._listening(batch)
 
         def handle() -> Result:
             with BATCH.time():
-                return self.desk.handle(batch, time.time(), marks)
+                return self.desk.handle(batch, time.time(), marks, listening=listening)
 
         result = await self._patiently(handle)
         self.relay.marked(marks)
@@ -229,6 +226,22 @@ class _Term:
             self.health.wait_on("the bus")
         self._report(result)
         await self._prune()
+
+    async def _listening(self, batch: Sequence[Delivery]) -> bool:
+        """Whether the workers' silence is their own. While not one of them is heard and leases run out, the bus may be at
+        fault (a broker that is away, a consumer that waits to join): it is asked whether anything is unread."""
+        now = time.monotonic()
+        if any(delivery.topic in FROM_WORKERS for delivery in batch):
+            self.heard_at = now
+        if now - self.heard_at < ABSENT_S or not self.desk.overdue(time.time()):
+            return True
+        try:
+            async with asyncio.timeout(ASK_WITHIN_S):
+                unread = await self.bus.lag(FROM_WORKERS, GROUP)
+        except (BusUnavailable, TimeoutError) as error:
+            log.warning("cannot_listen", error=str(error) or type(error).__name__)
+            return False
+        return not any(unread.values())
 
     async def _patiently(self, call: Callable[[], T]) -> T:
         """In a thread, again and again while the stores are away. After a failed commit nobody knows whether it took

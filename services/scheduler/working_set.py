@@ -257,6 +257,7 @@ class WorkingSet:
         self.replicas: dict[str, ReplicaState] = {}
         self.last_work_at = 0.0  # when there was something to do; in memory only
         self.reconciled_at = 0.0  # in memory only
+        self.scored_at = 0.0  # when the last verdict came; in memory only
         self.alerted: set[str] = set()
         self.forked = False  # the lineage changed: this must be written and loaded again before anything else
         self.changes = Changes()

@@ -115,8 +115,11 @@ class Service:
 
     async def _listen_groups(self) -> None:
         """Acknowledged at once: the ledger announces again what a dead trainer had in hand (see the package's docstring)."""
-        async for delivery in self.bus.deliveries([GROUPS_READY], group="trainer", max_in_flight=256):
-            self._announced(delivery.message)
+        own = self.settings.trainer_run
+        group = f"trainer.{own}" if own else "trainer"  # of trainers that share a group, each would hear a part
+        async for delivery in self.bus.deliveries([GROUPS_READY], group=group, max_in_flight=256):
+            if not own or delivery.message.run == own:
+                self._announced(delivery.message)
             delivery.done()
 
     def _announced(self, ready: GroupReady) -> None:
@@ -254,6 +257,9 @@ class Service:
             await self._checkpoint(training)
         except Superseded:
             await self._hand_over(training)
+            raise
+        except BusUnavailable:  # told to stop while the bus is away
+            await self._checkpoint(training)
             raise
         finally:
             self.health.clear(GROUPS)

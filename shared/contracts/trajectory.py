@@ -125,7 +125,7 @@ def pack(trajectory: Trajectory) -> bytes:
 def unpack(data: bytes) -> Trajectory:
     """Inverse of `pack`. Raises ValueError on damage or a foreign format."""
     try:
-        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED)
+        raw = _decompress(data)
         length = int.from_bytes(raw[:8], "little")
         meta = msgspec.json.decode(raw[8 : 8 + length])["__metadata__"]["trajectory"]
         header = msgspec.json.decode(meta, type=TrajectoryHeader)
@@ -157,6 +157,13 @@ def unpack(data: bytes) -> Trajectory:
     )
 
 
+def _decompress(data: bytes) -> bytes:
+    announced = zstandard.frame_content_size(data)  # -1: not said; zstandard itself keeps no limit where it is
+    if announced > MAX_UNPACKED:
+        raise ValueError(f"{announced} bytes unpacked; allowed: {MAX_UNPACKED}")
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED)
+
+
 def pack_routing(rows: list[np.ndarray]) -> bytes:
     """Routed experts of every segment: rows[i] uint8|uint16 [tokens - 1, moe_layers, top_k] (the last token has no row)."""
     return zstandard.ZstdCompressor(level=1).compress(
@@ -165,6 +172,5 @@ def pack_routing(rows: list[np.ndarray]) -> bytes:
 
 
 def unpack_routing(data: bytes) -> list[np.ndarray]:
-    raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED)
-    tensors = load(raw)
+    tensors = load(_decompress(data))
     return [tensors[str(i)] for i in range(len(tensors))]

@@ -43,18 +43,18 @@ class Nursery:
             raise ValueError(f"found {found!r}, expected {word!r}")
         return True
 
-    def execute(self, order: bytes, fds: list[int], deadline_s: float) -> tuple[int, bool]:
-        """(exit status as waitpid gives it, whether the deadline ended it). Raises NurseryDied."""
+    def execute(self, order: bytes, fds: list[int], deadline_s: float) -> tuple[int, bool, bool]:
+        """(exit status as waitpid gives it, whether the deadline ended it, whether it was confined). Raises NurseryDied."""
         try:
             self.control.settimeout(deadline_s + _GRACE_S)
             socket.send_fds(self.control, [order], fds)
             reply = self.control.recv(REPLY.size + 1)
-            status, late, _ = REPLY.unpack(reply)
+            status, late, confined, _ = REPLY.unpack(reply)
         except (OSError, ValueError) as error:
             raise NurseryDied(f"{error!r}; {self.last_words()}") from None
         except Exception as error:  # struct.error: the stream is no longer in step
             raise NurseryDied(repr(error)) from None
-        return status, late
+        return status, late, confined
 
     def last_words(self) -> str:
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
@@ -128,11 +128,13 @@ class Slot:
             request_file.write(json.dumps(request).encode())
             request_file.flush()
             request_file.seek(0)
-            status, late = nursery.execute(order, [request_file.fileno(), result_file.fileno()], limits.time_s)
+            status, late, confined = nursery.execute(
+                order, [request_file.fileno(), result_file.fileno()], limits.time_s
+            )
             result_file.seek(0)
             text = result_file.read(limits.output_bytes)
-        if os.waitstatus_to_exitcode(status) == _BROKEN and text.startswith(b"b"):
-            raise NurseryDied(text[1:].decode(errors="replace"))
+        if not confined and os.waitstatus_to_exitcode(status) == _BROKEN:  # so no foreign code has written this text
+            raise NurseryDied(text.decode(errors="replace"))
         return _results(text, len(run.args), status, late, run.stop_at_error)
 
 

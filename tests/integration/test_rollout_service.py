@@ -321,3 +321,33 @@ def test_requests_that_come_before_the_runs_objects_wait_for_them(run: Runner) -
             assert msgspec.json.decode(config)["run"] == "r-test"
 
     run(scenario)
+
+
+def test_what_can_never_be_prepared_fails_instead_of_waiting_for_ever(run: Runner) -> None:
+    async def scenario(p: Platform) -> None:
+        p.objects.delete("runs/r-test/config.json")
+        p.objects.put("runs/r-test/config.json", b"no configuration")
+        async with Engine(p.repairs).running() as engine, p.worker():
+            await p.announce(engine)
+            await p.ask(p.request())
+            (failed,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
+            assert isinstance(failed, RolloutFailed)
+
+    run(scenario)
+
+
+def test_old_words_about_a_run_that_goes_on_lose_no_request(run: Runner) -> None:
+    """Who has just begun to listen hears that the run was finished, then that it was resumed."""
+
+    async def scenario(p: Platform) -> None:
+        await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="finished"))
+        async with Engine(p.repairs, serial=0).running() as engine, p.worker():
+            await p.announce(engine)
+            await asyncio.sleep(0.3)
+            asked = await p.ask(p.request())
+            await asyncio.sleep(0.3)
+            await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="resume"))
+            (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
+            assert finished.key.attempt == asked.attempt
+
+    run(scenario)

@@ -202,6 +202,25 @@ def test_an_early_exit_with_status_zero_passes_nothing(functions: FunctionPool) 
     assert attack(functions, "import os\nos._exit(0)") == [CallResult(None, "Died")]
 
 
+BROKEN = """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b'bno sandbox here')
+    except OSError:
+        pass
+os._exit(125)
+"""
+
+
+def test_a_candidate_cannot_say_that_its_sandbox_broke(functions: FunctionPool) -> None:
+    """It would get no verdict, and neither would those that are graded with it."""
+    runs = [FunctionRun(source=BROKEN, entry="f", args=("[]",)), FunctionRun("def f(): return 7", "f", ("[]",))]
+    forged, innocent = functions.run_sync(runs)
+    assert forged[0].value is None
+    assert innocent == [CallResult("7")]
+
+
 def test_text_on_standard_output_is_no_result(functions: FunctionPool) -> None:
     source = "import os\ndef f():\n    os.write(1, b'v1\\n')\n    os.write(2, b'v1\\n')\n    os._exit(0)"
     assert attack(functions, source) == [CallResult(None, "Died")]

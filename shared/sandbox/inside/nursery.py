@@ -5,6 +5,8 @@ Invariants:
   touches. What an earlier run contained is therefore not in the memory that the next one inherits.
 - A child is PID 1 of its own PID namespace: when it ends or the deadline kills it, the kernel kills whatever it started.
   Only then the nursery answers.
+- Whether a child was confined is told on a pipe that it closes before foreign code runs: no candidate can say of itself
+  that its sandbox broke.
 - It ends when its control socket closes.
 
 Protocol, on the SEQPACKET socket whose number is argv[1]: it sends `ready` (before that, as real root, `map`, and waits
@@ -28,8 +30,8 @@ from shared.sandbox.inside import confine, harness
 
 # deadline s, processor s, memory bytes, processes, output bytes, hides files (needs a mount namespace)
 ORDER = struct.Struct("<dIQIQ?")
-# exit status as waitpid gives it, hit the deadline or the processor limit, processor seconds
-REPLY = struct.Struct("<i?d")
+# exit status as waitpid gives it, hit the deadline or the processor limit, was confined, processor seconds
+REPLY = struct.Struct("<i??d")
 UID = 1000  # inside the user namespace
 _BROKEN = 125  # the child could not confine itself: never the candidate's doing
 
@@ -44,9 +46,14 @@ def _receive(control: _socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _child(
-    order: tuple[float, int, int, int, int, bool], request_fd: int, out: int, control_fd: int, isolated: bool
+    order: tuple[float, int, int, int, int, bool],
+    request_fd: int,
+    out: int,
+    confined: tuple[int, int],
+    control_fd: int,
+    isolated: bool,
 ) -> None:
-    """Never returns."""
+    """Never returns. `confined`: the pipe's ends."""
     try:
         os.close(control_fd)
         os.dup2(1, 2)  # to /dev/null; standard error is the nursery's log
@@ -59,8 +66,11 @@ def _child(
         confine.limit(memory=memory, processes=processes, output=output, cpu_s=cpu_s)
         if isolated:
             confine.give_up_privileges()
+        os.write(confined[1], b"1")
+        os.close(confined[0])
+        os.close(confined[1])
     except BaseException as error:
-        os.write(out, f"b{error}".encode()[:500])
+        os.write(out, str(error).encode()[:500])
         os._exit(_BROKEN)
     try:
         harness.serve(request, out)
@@ -68,8 +78,9 @@ def _child(
         os._exit(0)
 
 
-def _watch(pid: int, deadline_s: float, cpu_s: int, control: _socket.socket, isolated: bool) -> bytes:
-    """Waits for the child, kills it at the deadline, reaps it: then nothing of the run is alive."""
+def _watch(pid: int, deadline_s: float, cpu_s: int, confined: int, control: _socket.socket, isolated: bool) -> bytes:
+    """Waits for the child, kills it at the deadline, reaps it: then nothing of the run is alive. `confined`: the end of
+    the pipe to read from."""
     handle = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -87,7 +98,7 @@ def _watch(pid: int, deadline_s: float, cpu_s: int, control: _socket.socket, iso
     os.close(handle)
     used = usage.ru_utime + usage.ru_stime
     late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and used > cpu_s - 0.1)
-    return REPLY.pack(status, late, used)
+    return REPLY.pack(status, late, os.read(confined, 1) == b"1", used)
 
 
 def main() -> None:
@@ -109,12 +120,14 @@ def main() -> None:
             return
         order = ORDER.unpack(data)
         flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[5] else 0)) if isolated else 0
+        confined = os.pipe()
         pid = confine.fork_into_namespaces(flags) if isolated else os.fork()
         if pid == 0:
-            _child(order, fds[0], fds[1], control.fileno(), isolated)
-        for fd in fds:
+            _child(order, fds[0], fds[1], confined, control.fileno(), isolated)
+        for fd in (*fds, confined[1]):
             os.close(fd)
-        control.send(_watch(pid, order[0], order[1], control, isolated))
+        control.send(_watch(pid, order[0], order[1], confined[0], control, isolated))
+        os.close(confined[0])
 
 
 if __name__ == "__main__":

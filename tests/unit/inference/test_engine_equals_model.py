@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from services.inference.engine import Engine
+from services.inference.engine import Engine, Overloaded
 from services.inference.request import Request, Result
 from shared.model import ModelConfig, Transformer, causal_rows
 
@@ -100,7 +102,9 @@ class Asked:
 
 
 def check(model: Transformer, asked: Asked, result: Result, upto: int | None = None) -> None:
-    """Log-probabilities and routing of a result against one plain forward over prompt and answer."""
+    """Log-probabilities and routing of a result against one plain forward over prompt and answer, in float64: of two
+    forwards in float32 each would add its own rounding, which together passes the bound now and then."""
+    model = copy.deepcopy(model).double()
     whole = np.concatenate([asked.tokens, result.tokens_C])
     P, C = len(asked.tokens), len(result.tokens_C)
     out = model(torch.from_numpy(whole).long(), torch.arange(len(whole)), causal_rows(1, len(whole)))
@@ -317,3 +321,26 @@ def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_o
     engine.swap(model, 0).result()
     again = Asked(engine, np.arange(30), 5)
     check(model, again, again.result())
+
+
+def test_every_request_to_an_engine_that_stops_is_answered_or_refused(engine_of) -> None:
+    engine = engine_of(build())
+    asked: list[Asked] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Overloaded):
+            while True:
+                asked.append(Asked(engine, np.arange(5), 4))
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    while len(asked) < 20:
+        pass
+    engine.stop()
+    for thread in asking:
+        thread.join(10)
+    for one in asked:
+        one.result()
+    with pytest.raises(Overloaded, match="shutting down"):
+        Asked(engine, np.arange(5), 4)

@@ -261,3 +261,16 @@ def test_what_passed_or_was_not_tested_is_no_fault_to_submit(compact: Compact) -
     untested = agent(compact, [*edit(compact, new="*"), compact.submit])
     run(untested)
     assert faults(untested) == {1: {""}}
+
+
+def test_a_failure_that_load_may_have_caused_is_not_held_against_the_policy(compact: Compact) -> None:
+    class Busy(VisibleTests):
+        async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+            observation = await super().run(problem, files)
+            return Observation(Tool.test, failing=0, got="Timeout") if self.runs == 1 else observation
+
+    right = [*edit(compact), compact.test]
+    made = agent(compact, right, [compact.test], [compact.submit])
+    made.tests = Busy()
+    assert run(made) is StopReason.submitted
+    assert faults(made) == {1: {""}, 2: {""}, 3: {""}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +154,16 @@ def test_the_summary_stands_in_the_next_segment_with_mask_0_and_its_own_span() -
 def test_a_summary_that_the_prompt_does_not_hold_as_it_is_is_refused() -> None:
     with pytest.raises(ValueError, match="summary"):
         Recorder().begin([1, 7, 8, 2], [7, 9])
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
+    frame = zstandard.ZstdCompressor(level=1).compress(b"x" * 100)
+    assert frame[4] & 0xC0 == 0
+    assert frame[4] & 0x20
+    bomb = (
+        frame[:4] + bytes([frame[4] | 0xC0]) + (1 << 40).to_bytes(8, "little") + frame[6:]
+    )  # says that it holds 1 TiB
+    with pytest.raises(ValueError, match="1099511627776 bytes unpacked"):
+        unpack_routing(bomb)
+    with pytest.raises(ValueError, match="not a trajectory"):
+        unpack(bomb)

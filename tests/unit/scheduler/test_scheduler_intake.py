@@ -334,11 +334,12 @@ def test_an_impossible_configuration_ends_the_run_with_the_reason(engine: Engine
     assert [said.action for said in room.said if isinstance(said, m.RunControl)] == ["finished"]
 
 
-def test_a_configuration_that_is_not_there_ends_the_run_with_the_reason(engine: Engine) -> None:
+@pytest.mark.parametrize("error", [ObjectMissing("runs/r-test/config.json"), ValueError("key '../x': no key")])
+def test_a_configuration_that_cannot_be_read_ends_the_run_with_the_reason(engine: Engine, error: Exception) -> None:
     room = Room(engine)
 
     def missing(_: Any) -> RunConfig:
-        raise ObjectMissing("runs/r-test/config.json")
+        raise error
 
     room.desk = Desk(Store(engine), missing)
     room.tell(m.RunControl(run=RUN, action="start", config=REF))

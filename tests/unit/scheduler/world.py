@@ -170,11 +170,9 @@ class World:
                     self.queue.append(one.message)
                 case m.GroupReady() if one.message.incarnation >= self.incarnation:
                     self.groups[one.message.group] = one.message
-                case m.AttemptCancel(attempt=None):
-                    self.queue.clear()
-                    self.running.clear()
                 case m.AttemptCancel(attempt=name, mode="drop"):
                     self.running.pop(str(name), None)
+                    self.queue = deque(request for request in self.queue if request.key.attempt != name)
                 case m.AttemptCancel(attempt=name):
                     if name in self.running:
                         self.running[str(name)].left = 0
