@@ -55,11 +55,12 @@ def line_chart(series: Sequence[Series], *, x_name: str, label: str, percent: bo
         if len(points) >= SMOOTH_FROM:
             parts.append(_path(f"raw s{i % 4}", [at(*p) for p in points]))
         parts.append(_path(f"line s{i % 4}", [at(*p) for p in _smooth(points)]))
+        kind = "dot alone" if len(points) == 1 else "dot"  # one point makes no line
         for p in points:
             x, y = at(*p)
             told = f"{name} {_number(p[1], percent)} at {x_name} {p[0]:g}"
             parts.append(
-                f'<circle class="dot s{i % 4}" cx="{x}" cy="{y}" r="2.5"><title>{escape(visible(told))}</title></circle>'
+                f'<circle class="{kind} s{i % 4}" cx="{x}" cy="{y}" r="2.5"><title>{escape(visible(told))}</title></circle>'
             )
     parts.append("</svg>")
     if len(drawn) > 1:

@@ -16,6 +16,8 @@ from services.console.charts import Series, line_chart
 FIRST_METRICS = ("entropy", "mismatch_k3", "importance_clipped_share", "tokens_sampled", "grad_norm", "loss")
 SECONDS = "seconds_"  # those share a chart
 MOST_SERIES = 4  # colours
+HEADLINES = 6  # of `curves`: what one looks at; the others say why
+_SHOWN_ELSEWHERE = {"age_max"}  # as the curve of the ages
 _OF_ONE_VERSION = re.compile(r"_version_\d+$")  # one figure per version and step: too many for curves
 
 
@@ -61,7 +63,9 @@ def curves(run: RunBoard) -> list[Curve]:
     ]
     ages = [(step, max(commit.groups.values(), default=0)) for step, commit in steps]
     found.append(Curve("Age", "greatest age of a trained sample, in steps", (Series("age", ages),), "step"))
-    names = {name for _, commit in steps for name in commit.metrics if not _OF_ONE_VERSION.search(name)}
+    names = {
+        name for _, commit in steps for name in commit.metrics if not _OF_ONE_VERSION.search(name)
+    } - _SHOWN_ELSEWHERE
 
     def per_step(name: str, title: str) -> Series:
         return Series(title, [(step, commit.metrics[name]) for step, commit in steps if name in commit.metrics])

@@ -113,7 +113,7 @@ def _figure(service: str, samples: Sequence[Samples]) -> str:
     match service:
         case "scheduler":
             under_way, attempts = of("etude_scheduler_groups", state="open"), of("etude_scheduler_attempts")
-            return "" if under_way is None else f"{under_way:,} groups, {attempts or 0:,} attempts open"
+            return "" if under_way is None else f"{under_way:,} groups, {attempts or 0:,} attempts"
         case "inference":
             serials = {v for one in samples for (name, _), v in one.items() if name == "etude_inference_serial"}
             running = of("sglang:num_running_reqs")

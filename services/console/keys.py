@@ -12,7 +12,10 @@ from pathlib import Path
 
 from services.console.access import Person, Role, Tokens
 from services.console.config import ConsoleSettings
+from shared.contracts.messages import BY_SCHEDULER
 from shared.settings import Told
+
+NAME_CHARS = 100
 
 
 class Unusable(Told, ValueError):
@@ -36,6 +39,12 @@ def tokens(settings: ConsoleSettings) -> tuple[Tokens, Path | None]:
     if named:
         known[operator] = named
     names = [person.name for person in known]
+    for name in names:
+        if name == BY_SCHEDULER or not (name.strip() and name.isprintable() and len(name) <= NAME_CHARS):
+            raise Unusable(
+                f"ETUDE_CONSOLE_OPERATORS, ETUDE_CONSOLE_VIEWERS: found the name {name[:80]!r}; allowed: 1 to {NAME_CHARS} "
+                f"printable characters, but not {BY_SCHEDULER!r}, which signs with it"
+            )
     if doubled := {name for name in names if names.count(name) > 1}:
         raise Unusable(f"{sorted(doubled)[0]!r} is both an operator and a viewer (ETUDE_CONSOLE_OPERATORS, _VIEWERS)")
     try:

@@ -35,6 +35,6 @@ def _word(reason: Reason) -> Word:
     text = {
         "tag": reason.of,
         "relatives": "relatives fail more than promised" if harder else "relatives do better than promised",
-        "effort": "relatives take more turns or thought" if harder else "relatives take fewer turns and less thought",
+        "effort": "relatives take more effort" if harder else "relatives take less effort",
     }.get(reason.kind, reason.kind)
     return Word(text, rests, "harder" if harder else "easier")

@@ -256,7 +256,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
         why = why or "every problem was practised"
     if why:
         ws.enter(RunState.stopping, now, why)
-        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why, by=ws.US))
+        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why, by=m.BY_SCHEDULER))
         _give_up_open(ws, now)
 
 

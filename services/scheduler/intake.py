@@ -281,13 +281,15 @@ def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
     if ws.config is None or message.name not in ws.config.schedule.pause_on or ws.head.state is not RunState.running:
         return
     reason = f"alert {message.name}: {message.what}"[:2000]
-    ws.enter(RunState.paused, now, reason, by=ws.US)
-    ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="pause", reason=reason, drain=False, by=ws.US))
+    ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER)
+    ws.say(
+        t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="pause", reason=reason, drain=False, by=m.BY_SCHEDULER)
+    )
 
 
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
     head = ws.head
-    if message.by == ws.US:
+    if message.by == m.BY_SCHEDULER:
         return  # our own word: what it says was entered when it was said
     match message.action:
         case "start":

@@ -16,7 +16,7 @@ import numpy as np
 from services.scheduler import hardness
 from services.scheduler.gate import Gate
 from services.scheduler.lineage import Fork, Lineage, serials
-from shared.contracts.messages import Alert, Effort, GroupMember, RolloutScored, RunControl
+from shared.contracts.messages import BY_SCHEDULER, Alert, Effort, GroupMember, RolloutScored, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
 from shared.ledger.transitions import ENDS, AttemptState, GroupState, Place, RunState, move
@@ -236,8 +236,6 @@ class Catalogue:
 class WorkingSet:
     """See the module. `now` is passed to whatever needs a time; nothing here reads a clock."""
 
-    US = "scheduler"  # who says what we say on runs.control
-
     def __init__(self, head: Head) -> None:
         self.head = head
         self.config: RunConfig | None = None
@@ -358,10 +356,10 @@ class WorkingSet:
 
     def say_over(self) -> None:
         """The run is finished; everybody may forget it."""
-        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by=self.US)
+        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by=BY_SCHEDULER)
         self.say(RUNS_CONTROL, self.id, over)
 
-    def enter(self, state: RunState, now: float, reason: str, *, by: str = US) -> None:
+    def enter(self, state: RunState, now: float, reason: str, *, by: str = BY_SCHEDULER) -> None:
         """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word."""
         head = self.head
         if head.clock_started_at is not None and state is not RunState.running:

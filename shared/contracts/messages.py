@@ -231,6 +231,9 @@ class EvalFinished(_Message, frozen=True, kw_only=True):
     figures: dict[str, float]
 
 
+BY_SCHEDULER = "scheduler"  # who says what the scheduler says on runs.control; nobody else may have this name
+
+
 class RunControl(_Message, frozen=True, kw_only=True):
     """start carries the configuration; `reconfigure` a new one; `rollback` the version to go on from, and a fresh `id`, by
     which the trainer knows whether it has obeyed. Every service reads this topic from its beginning.

@@ -127,6 +127,9 @@ def test_tokens_of_the_settings_are_used_and_no_file_is_made(tmp_path):
         {"console_token": "t" * 20, "console_operators": {"operator": "a" * 20}},
         {"console_operators": {"ann": "a" * 20}, "console_viewers": {"ann": "b" * 20}},
         {"console_operators": {"ann": "a" * 20, "bob": "a" * 20}},
+        {"console_operators": {"scheduler": "a" * 20}},  # its own words are no news to the scheduler
+        {"console_viewers": {" ": "a" * 20}},
+        {"console_operators": {"a\u202eb": "a" * 20}},
     ],
 )
 def test_people_who_cannot_be_told_apart_are_refused(tmp_path, people):
