@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.rollout import runs as rollout
 from services.rollout.runs import Runs
 from services.trainer.service import RunState
 from shared.contracts.messages import RunControl
@@ -34,9 +35,21 @@ def control(word: str) -> RunControl:
 
 
 @pytest.mark.parametrize(("words", "trainer", "worker"), WORDS)
-def test_a_run_follows_its_words(tmp_path: Path, words: list[str], trainer: str, worker: str) -> None:
+def test_a_run_follows_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], trainer: str, worker: str
+) -> None:
+    monkeypatch.setattr(rollout, "SURE_AFTER_S", 0.0)
     state, runs = RunState(), Runs(DirectoryObjects(tmp_path / "objects"), tmp_path / "formats")
     for word in words:
         state.apply(control(word))
         runs.control(control(word))
     assert (state.state, runs.state("r")) == (trainer, worker)
+
+
+def test_who_has_just_heard_that_a_run_is_over_waits_for_a_later_word(tmp_path: Path) -> None:
+    runs = Runs(DirectoryObjects(tmp_path / "objects"), tmp_path / "formats")
+    for word in ("start", "stop", "finished", "pause"):
+        runs.control(control(word))
+    assert runs.state("r") == "held"
+    runs.control(control("resume"))
+    assert runs.state("r") == "running"
