@@ -165,6 +165,6 @@ def test_no_token_is_printed_by_check_or_by_an_error(tmp_path):
     }
     for arguments in (["--check"], []):  # the second start fails: two people have one token
         command = [sys.executable, "-m", "services.console", *arguments]
-        done = subprocess.run(command, env={**os.environ, **people}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env={**os.environ, **people}, capture_output=True, text=True, timeout=140)
         assert done.returncode == (0 if arguments else 1)
         assert secret not in done.stdout + done.stderr
