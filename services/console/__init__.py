@@ -15,5 +15,5 @@ Invariants:
 - Text made by an agent or a model is hostile: every value is escaped, control and bidirectional characters are made
   visible, and the pages forbid scripts, styles and connections other than their own (Content-Security-Policy).
 - It answers requests for this machine's names only (no DNS rebinding) and listens on localhost unless told otherwise.
-- Memory is bounded per run: figures per version and step, and the last few thousand attempts.
+- Memory is bounded: per run figures per version and step, and the last few thousand attempts of the last few runs.
 """

@@ -17,6 +17,7 @@ from shared.ledger.transitions import RunState
 ALERTS = 200  # the newest are kept
 DONE = 200  # actions on a run that are kept
 EXAMPLES = 200  # recent attempts that the figure "lately" is made of
+LISTED_RUNS = 20  # that practised last; of the others' attempts the figures are kept alone
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class RunBoard:
     stops: Counter[str] = field(default_factory=Counter)
     scored: int = 0
     failed: int = 0
+    unlisted: Tally = field(default_factory=Tally)  # the last training attempts of those that are listed no more
     evals: dict[str, m.EvalFinished] = field(default_factory=dict)
 
     @property
@@ -70,12 +72,18 @@ class RunBoard:
                 tally.add(scored)
                 if tally.attempts >= EXAMPLES:
                     break
-        return tally
+        return tally if tally.attempts else self.unlisted
+
+    def unlist(self) -> None:
+        """Forgets the attempts themselves."""
+        self.unlisted = self.lately()
+        self.attempts.clear()
 
 
 class Board:
     def __init__(self, attempts_per_run: int) -> None:
         self._attempts_per_run = attempts_per_run
+        self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
         self.replicas: dict[str, m.PolicyApplied] = {}
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
@@ -127,6 +135,10 @@ class Board:
         if scored.key.attempt in run.attempts:  # the first verdict wins
             return
         run.attempts[scored.key.attempt] = scored
+        self._listed[run.run] = run
+        self._listed.move_to_end(run.run)
+        while len(self._listed) > LISTED_RUNS:
+            self._listed.popitem(last=False)[1].unlist()
         while len(run.attempts) > self._attempts_per_run:
             run.attempts.popitem(last=False)
         if scored.key.purpose != Purpose.train:
