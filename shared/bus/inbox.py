@@ -12,7 +12,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -130,6 +130,9 @@ class Inbox:
         """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried."""
         with self._lock:
             settled, self._settled = self._settled, []
+        answers = Counter((item.topic.name, "done" if reason is None else "buried") for item, reason in settled)
+        for (topic, answer), count in answers.items():  # counted here, together, and not with every message
+            metrics.meter(topic, self.group).answered(answer, count)
         return settled
 
     def withdraw(self, lease: Lease) -> int:
@@ -173,7 +176,6 @@ class Inbox:
 
     async def take(self) -> Received | None:
         """The next delivery; None after `close`. A cancelled call loses nothing."""
-        self._loop = asyncio.get_running_loop()
         while True:
             with self._lock:
                 if self.failure:
@@ -182,14 +184,16 @@ class Inbox:
                     return None
                 item, due_in = self._next()
                 if item is None:
+                    self._loop = asyncio.get_running_loop()
                     self._event.clear()
                     self._waiting += 1
                 wanted = item is not None and self._short and len(self._ready) * 2 <= self.capacity
-                self._short = self._short and not wanted
+                if wanted:
+                    self._short = False
             if item is not None:
                 if wanted:  # else it looks by itself; to wake it for every message would cost a look each
                     self._wake()
-                metrics.taken(item.topic.name, self.group, item.headers)
+                metrics.meter(item.topic.name, self.group).taken(item.headers)
                 return item
             try:
                 if due_in is None:
@@ -207,14 +211,15 @@ class Inbox:
         with self._lock:
             if self._give_back(item):
                 self._settled.append((item, reason))
-        metrics.answered(item.topic.name, self.group, "done" if reason is None else "buried")
 
     def park(self, item: Received, after_s: float) -> None:
         with self._lock:
-            if self._give_back(item) and item.lease.live and item.lease.revoke_by is None and not self.closed:
+            if not self._give_back(item):
+                return
+            if item.lease.live and item.lease.revoke_by is None and not self.closed:
                 heapq.heappush(self._parked, (time.monotonic() + max(0.0, after_s), next(self._order), item))
                 self._notify()
-        metrics.answered(item.topic.name, self.group, "retried")
+        metrics.meter(item.topic.name, self.group).answered("retried")
 
     # Under the lock.
 

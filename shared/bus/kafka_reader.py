@@ -3,7 +3,7 @@
 Invariants
 - Commits are the adapter's own, lowest contiguous offset per partition, never automatic; what is finished beyond it rides in
   the commit's metadata, and the next owner does not hand it out again.
-- A full inbox pauses its partitions, so that the consumer stays in its group, and takes its part in rebalances, while
+- An inbox that stays full pauses its partitions, so that the consumer stays in its group, and takes its part in rebalances, while
   nothing is read.
 - A join that was begun is seen to its end before anything else is read: the group takes no commits meanwhile, and what is
   read would all come again, should this member be left out of the next assignment.
@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -42,6 +43,7 @@ from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
 COMMIT_EVERY_S = 0.1
+PATIENCE_S = 0.5  # with a full inbox: a pause stops what is fetched ahead, and most have room again within milliseconds
 JOIN_MS = 1_000  # between looks, while a join waits for the other members: whether this one is to end
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
@@ -88,6 +90,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused = False
+        self._full_since = math.inf  # monotonic
         self._notes = True  # what is finished beyond a position is told to the broker
         self._next_commit = 0.0
         self._back_off_s = BACK_OFF_S
@@ -192,14 +195,19 @@ class Reader(AsyncConsumerRebalanceListener):
             for done in flushes:
                 done.set()
         room = self.inbox.room()
-        full = room <= 0
+        if room > 0:
+            self._full_since = math.inf
+        else:
+            self._full_since = min(self._full_since, time.monotonic())
+        full = time.monotonic() - self._full_since >= PATIENCE_S
         if full is not self._paused:
             self._paused = full
             (consumer.pause if full else consumer.resume)(*consumer.assignment())
-        self._take(consumer.poll(timeout_ms=0 if full else POLL_MS, max_records=max(1, room)))
-        while self._joining() and not self._over():
-            self._join_on()
-        if full:
+        if room > 0 or full:
+            self._take(consumer.poll(timeout_ms=0 if full else POLL_MS, max_records=max(1, room)))
+            while self._joining() and not self._over():
+                self._join_on()
+        if room <= 0:
             self._signal.wait(POLL_MS / 1000)
             self._signal.clear()
 

@@ -5,7 +5,6 @@ Only members of a group count: who reads a topic from its start reads messages o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Mapping
@@ -64,21 +63,43 @@ def watch(holder: Holder, group: str | None) -> None:
     _holders[group].add(holder)
 
 
-def taken(topic: str, group: str | None, headers: Mapping[str, str]) -> None:
-    """Clocks of two machines may differ: an age below zero counts as zero. A message without a time has none."""
-    if group is not None:
-        _begin(topic, group)
-        with contextlib.suppress(KeyError, ValueError):
-            AGE.labels(topic, group).observe(max(0.0, time.time() - float(headers[TIME_HEADER])))
+class Meter:
+    """Of one topic and group. A label is looked up once here, not with every message."""
+
+    __slots__ = ("_age", "_answers")
+
+    def __init__(self, topic: str, group: str) -> None:
+        self._age = AGE.labels(topic, group)
+        # Answers begin at 0: a counter that is born with its first event shows no increase.
+        self._answers = {kind: ANSWERS.labels(topic, group, kind) for kind in KINDS}
+
+    def taken(self, headers: Mapping[str, str]) -> None:
+        """Clocks of two machines may differ: an age below zero counts as zero. A message without a time has none."""
+        try:
+            age = time.time() - float(headers[TIME_HEADER])
+        except (KeyError, ValueError):
+            return
+        self._age.observe(max(0.0, age))
+
+    def answered(self, answer: str, count: int = 1) -> None:
+        self._answers[answer].inc(count)
+
+
+class Silent:
+    """Of a reader without a group: nothing counts."""
+
+    __slots__ = ()
+
+    def taken(self, headers: Mapping[str, str]) -> None:
+        pass
+
+    def answered(self, answer: str, count: int = 1) -> None:
+        pass
+
+
+_SILENT = Silent()
 
 
 @functools.cache
-def _begin(topic: str, group: str) -> None:
-    """Answers begin at 0: a counter that is born with its first event shows no increase."""
-    for answer in KINDS:
-        ANSWERS.labels(topic, group, answer)
-
-
-def answered(topic: str, group: str | None, answer: str) -> None:
-    if group is not None:
-        ANSWERS.labels(topic, group, answer).inc()
+def meter(topic: str, group: str | None) -> Meter | Silent:
+    return _SILENT if group is None else Meter(topic, group)

@@ -53,6 +53,8 @@ class OffsetTracker:
 
     def was_finished(self, offset: int) -> bool:
         """Whether an earlier consumer finished it: to be given, for the count's sake, but not to anybody."""
+        if self._passed == len(self._before):  # as nearly always
+            return False
         at = bisect_left(self._before, offset, self._passed)
         return at < len(self._before) and self._before[at] == offset
 

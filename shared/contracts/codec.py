@@ -48,6 +48,14 @@ def _decoder(types: tuple[type[msgspec.Struct], ...]) -> msgspec.json.Decoder[An
     return msgspec.json.Decoder(union)
 
 
+@functools.lru_cache(maxsize=256)  # the same few in every message; bounded, for anybody may write anything
+def _major(schema: str) -> int | None:
+    try:
+        return int(schema.rsplit("/", 1)[1].split(".")[0])
+    except (IndexError, ValueError):
+        return None
+
+
 def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]]:
     """Returns (bytes, headers). Raises TypeError for a foreign type and MessageTooLarge above 64 KiB."""
     if not isinstance(message, topic.types):
@@ -76,10 +84,8 @@ def decode(topic: Topic, data: bytes, headers: dict[str, str]) -> Any:
     if topic.types == (Raw,):
         return Raw(data, headers)
     schema = headers.get(SCHEMA_HEADER, "")
-    try:
-        major = int(schema.rsplit("/", 1)[1].split(".")[0])
-    except (IndexError, ValueError):
-        raise UnreadableMessage(f"header {SCHEMA_HEADER!r} is {schema!r}, expected '<topic>/<major>.<minor>'") from None
+    if (major := _major(schema)) is None:
+        raise UnreadableMessage(f"header {SCHEMA_HEADER!r} is {schema!r}, expected '<topic>/<major>.<minor>'")
     if major != MAJOR:
         raise UnreadableMessage(f"schema {schema!r}: this reader knows major {MAJOR}")
     if len(data) > MAX_BYTES:
