@@ -44,8 +44,8 @@ ci: lint         ## what every change must pass, real servers included (at most 
 	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
-nightly: ci bench chart  ## long kills, soaks, full benchmarks
-	@OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
+nightly: ci bench chart  ## long kills, soaks, full benchmarks, the real SGLang
+	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
 
 chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
 	@$(BIN)/python -m infra.helm.check

@@ -104,5 +104,31 @@ ENGINES = Dashboard(
                 ),
             ),
         ),
+        Row(
+            "SGLang",
+            (
+                panel(
+                    "Up",
+                    "1 while it answers with weights that were checked.",
+                    ("etude_inference_sglang_up", "{{instance}}"),
+                    least=0,
+                    most=1,
+                ),
+                panel(
+                    "Started again, and undone",
+                    "Per hour: starts after an end, a failure or silence; loads after which what served before was loaded.",
+                    ("sum by (instance) (increase(etude_inference_sglang_restarts_total[1h]))", "started {{instance}}"),
+                    ("sum (increase(etude_inference_sglang_undone_total[1h]))", "undone"),
+                    least=0,
+                ),
+                panel(
+                    "How its requests end",
+                    "Per second, by type; retracted: computed again for want of room.",
+                    (rate("etude_inference_sglang_requests_total", "finish"), "{{finish}}"),
+                    (rate("etude_inference_sglang_retracted_total"), "retracted"),
+                    unit="cps",
+                ),
+            ),
+        ),
     ),
 )

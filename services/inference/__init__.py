@@ -1,11 +1,12 @@
-"""Inference: serves the policy. An embedded engine that speaks SGLang's HTTP API, and the agent that feeds it weights.
+"""Inference: serves the policy. An embedded engine that speaks SGLang's HTTP API, or SGLang itself (`sglang`), and the
+agent that feeds either with weights.
 
 Owns: the live weights of this replica, its key-value cache.
 Consumes: runs.control (which run), policies.published (broadcast), versions from the object store.
 Produces: policies.applied; answers to POST /generate.
 
 Read in this order: `service` (wiring), `api` (HTTP), `engine` (the loop), `cache`, `attention`, `sampler`, then
-`weights_agent` (how a version gets from the object store into the running engine).
+`weights_agent` (how a version gets from the object store into the running engine). `live` is what an engine has to be.
 
 Invariants:
 - Every sampled token carries the serial that sampled it, its log-probability under the sampling temperature and, per

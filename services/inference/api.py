@@ -13,6 +13,7 @@ from aiohttp import web
 
 from services.inference import metrics
 from services.inference.engine import Engine, Overloaded
+from services.inference.errors import errors
 from services.inference.request import Request, Result
 from services.inference.wire import (
     AbortRequest,
@@ -20,6 +21,7 @@ from services.inference.wire import (
     CheckerRequest,
     PauseRequest,
     PinRequest,
+    Unavailable,
     answer,
     decode,
     parse_generate,
@@ -29,10 +31,6 @@ from services.inference.wire import (
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
 MAX_BODY = 64 << 20
 _ENCODER = msgspec.json.Encoder()
-
-
-class Unavailable(RuntimeError):
-    """Not now; asking again later or elsewhere can help."""
 
 
 class Server:
@@ -259,19 +257,6 @@ class _Stream:
 
     async def _event(self, data: bytes) -> None:
         await self._response.write(b"data: " + data + b"\n\n")
-
-
-@web.middleware
-async def errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """The client's mistakes become 400, what cannot be served now 503, with SGLang's body."""
-    try:
-        return await handler(request)
-    except BadRequest as error:
-        return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
-    except Unavailable as error:
-        return web.json_response({"error": {"message": str(error), "type": "Unavailable"}}, status=503)
 
 
 def _settle(future: asyncio.Future[Result], result: Result) -> None:

@@ -1,4 +1,4 @@
-"""`etude inference …`: look at a replica from outside."""
+"""`etude inference …`: look at a replica from outside, and at how SGLang would be started."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,13 +17,8 @@ from shared.objects import ObjectMissing
 from shared.settings import ServiceSettings, load
 from shared.weights import WeightsError, read_manifest
 
-app = typer.Typer(no_args_is_help=True, help="Checksums and state of the engines.")
+app = typer.Typer(no_args_is_help=True, help="Checksums of the engines, SGLang's command line.")
 TIMEOUT_S = 60
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `checksum` a subcommand although it is the only one."""
 
 
 @app.command()
@@ -49,6 +45,43 @@ def checksum(url: Annotated[str, typer.Argument(help="Base URL of a replica, e.g
     report["equal"] = report["manifest"] == report["live"]
     print(json.dumps(report))
     raise typer.Exit(0 if report["equal"] else 1)
+
+
+@app.command()
+def flags(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder with the config.json of the model that is to be served.", show_default=False)
+    ],
+) -> None:
+    """The command that ETUDE_ENGINE=sglang starts SGLang with, from the ETUDE_SGLANG_… settings, for version 0 of a run.
+
+    Needs neither SGLang nor a GPU. Exit code 2: settings that cannot go together; each is named, with what is allowed.
+    """
+    from services.inference.checkpoint import context_of  # torch is behind these, and `checksum` needs none of it
+    from services.inference.config import InferenceSettings
+    from services.inference.sglang import flags as composed
+    from shared.model.config import ModelConfig, UnknownModel
+
+    settings = load(InferenceSettings, [])
+    try:
+        model = ModelConfig.load(checkpoint)
+        launch = composed.launch(
+            settings,
+            model,
+            folder=str(settings.sglang_folder / (settings.name or "NAME") / "1" / "0"),
+            port=settings.sglang_port or "PORT",
+            serial=0,
+            context=settings.context or context_of(checkpoint) or model.max_position_embeddings,
+            queue_limit=settings.queue_limit,
+        )
+    except composed.FlagsRefused as error:
+        for reason in error.reasons:
+            print(f"setting {reason}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except UnknownModel as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(launch.shell())
 
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:

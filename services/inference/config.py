@@ -7,10 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from services.inference.sglang.settings import SglangSettings
 from shared.settings import ServiceSettings
 
 
-class InferenceSettings(ServiceSettings):
+class InferenceSettings(SglangSettings, ServiceSettings):
+    engine: Literal["embedded", "sglang"] = Field(
+        "embedded", description="embedded runs everywhere; sglang is a server of its own on GPUs (settings SGLANG_…)."
+    )
     run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
     pool: Literal["rollout", "evaluation"] = Field(
         "rollout", description="rollout follows every version; evaluation serves the one that it is pinned to."
@@ -26,3 +30,8 @@ class InferenceSettings(ServiceSettings):
     prefill_tokens: int = Field(256, ge=16, description="Prompt tokens per step; bounds how long others are delayed.")
     queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
     drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")
+
+    @property
+    def sglang_folder(self) -> Path:
+        """Where versions are rebuilt for SGLang."""
+        return self.sglang_weights or self.state.resolve() / "sglang"

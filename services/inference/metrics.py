@@ -1,4 +1,4 @@
-"""Prometheus metrics: SGLang's names where it has one, so that its dashboards read this engine too, and our own."""
+"""The embedded engine's metrics: SGLang's names where it has one, so that its dashboards read this engine too, and our own."""
 
 from __future__ import annotations
 
@@ -18,23 +18,10 @@ LATENCY = Histogram(
 )
 STEPS = Counter("etude_inference_steps", "Forward passes.")
 FINISHED = Counter("etude_inference_requests", "Requests that ended, by the type of their end.", ["finish"])
-SERIAL = Gauge("etude_inference_serial", "Version that samples now.")
-SWAPS = Counter("etude_inference_swaps", "Versions applied.")
-SWAP_FAILURES = Counter("etude_inference_swap_failures", "Attempts to rebuild or verify a version that failed.")
-SWAP_PAUSE = Histogram(
-    "etude_inference_swap_pause_seconds",
-    "Sampling stood still for a swap.",
-    buckets=(1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1, 3),
-)
 SWAP_WAIT = Histogram(
     "etude_inference_swap_wait_seconds",
     "From a ready version to the end of the step in hand.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1),
-)
-SWAP_PREPARE = Histogram(
-    "etude_inference_swap_prepare_seconds",
-    "Fetch, rebuild and verify, while sampling goes on.",
-    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30),
 )
 
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from typing import Any
 
-from services.inference.api import Server
 from services.inference.config import InferenceSettings
-from services.inference.engine import Engine
+from services.inference.live import Engine, Facts
 from services.inference.weights_agent import WeightsAgent
 from shared import bus as buses
 from shared import objects as stores
+from shared.settings import Told
 from shared.telemetry import Health, configure_logs, draining, replica_name
 
 
@@ -20,9 +20,10 @@ class Inference:
 
     def __init__(self, settings: InferenceSettings, bus: buses.Bus, objects: stores.Objects) -> None:
         self.settings = settings
-        self.server = Server(describe=self._describe, pin=self._pin, checksums=self._checksums)
+        self.engine = _engine(settings, Facts(describe=self._describe, pin=self._pin, checksums=self._checksums))
+        self.server: Any = self.engine.server
         self.health = Health("inference", settings, self.server.app)
-        self.agent = WeightsAgent(settings, bus, objects, self.health, self._serve_with)
+        self.agent = WeightsAgent(settings, bus, objects, self.health, self.engine)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then lets what runs finish for `drain_s` and leaves the rotation."""
@@ -31,7 +32,7 @@ class Inference:
         try:
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
-                following.result()  # a defect ends the process with its trace; the supervisor starts another
+                _result(following)  # a defect ends the process with its trace; the supervisor starts another
             following.cancel()  # a version that comes now would be announced as served
             await asyncio.wait({following})
             await self._drain()
@@ -40,8 +41,7 @@ class Inference:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await following
-            if self.server.engine is not None:
-                await asyncio.to_thread(self.server.engine.stop)
+            await self.engine.close()
 
     async def _drain(self) -> None:
         self.health.wait_on("its last requests: it is shutting down")
@@ -50,9 +50,6 @@ class Inference:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
                 await self.server.idle.wait()
-
-    def _serve_with(self, engine: Engine) -> None:
-        self.server.engine = engine
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -70,8 +67,30 @@ class Inference:
 
     async def _checksums(self) -> dict[str, Any]:
         assert self.agent.live is not None
-        serial, digest = await asyncio.to_thread(self.agent.live.live_checksum)
+        serial, digest = await self.agent.live.checksum()
         return {"serial": serial, "weight_version": str(serial), "checksum": digest, "run": self.agent.run_id}
+
+
+def _result(following: asyncio.Task[None]) -> None:
+    """What a person is to be told is told alone, without the group of tasks that it came from."""
+    try:
+        following.result()
+    except BaseExceptionGroup as group:
+        error: BaseException = group.split(Told)[0] or group
+        while isinstance(error, BaseExceptionGroup) and error is not group:
+            error = error.exceptions[0]
+        raise error from None
+
+
+def _engine(settings: InferenceSettings, facts: Facts) -> Engine:
+    """Only the chosen one is imported: they share no metric's name, and one needs no numba."""
+    if settings.engine == "sglang":
+        from services.inference.sglang.kind import Sglang
+
+        return Sglang(settings, facts)
+    from services.inference.embedded import Embedded
+
+    return Embedded(settings, facts)
 
 
 async def main(settings: InferenceSettings) -> None:

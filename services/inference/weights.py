@@ -6,23 +6,15 @@ two steps, so the pause is that of exchanging a reference.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
-import numpy as np
-
 from services.inference.engine import Engine
+from services.inference.live import Bits
+from services.inference.published import bits_of
 from shared.model import ModelConfig, Transformer, published_tensors
-from shared.model.checkpoint import KEPT_IN_FLOAT32
 from shared.weights import WeightsDamaged, checksum
-from shared.weights.torch_tensors import from_bits, to_bits
-
-Bits = dict[str, np.ndarray]
-
-
-def bits_of(model: Transformer) -> Bits:
-    """The published form of a model's weights: bf16 bits, and float32 where a checkpoint keeps it."""
-    tensors = published_tensors(model)
-    return to_bits(tensors, keep_float32=frozenset(name for name in tensors if name.endswith(KEPT_IN_FLOAT32)))
+from shared.weights.torch_tensors import from_bits
 
 
 def write_bits(model: Transformer, bits: Bits) -> None:
@@ -45,7 +37,7 @@ def empty_model(config: ModelConfig) -> Transformer:
 
 
 class LiveWeights:
-    """What the engine samples with. Its methods block and may be called from any thread; one swap at a time."""
+    """What the engine samples with. Implements services.inference.live.Live."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -57,9 +49,17 @@ class LiveWeights:
     def serial(self) -> int:
         return self.engine.serial
 
-    def load(self, serial: int, bits: Bits, expected: str) -> float:
-        """Returns when the engine samples with this version: the pause in seconds. Raises WeightsDamaged where the copied
-        weights do not hash to `expected`; the engine then goes on with what it had."""
+    async def load(self, serial: int, bits: Bits, expected: str) -> float:
+        """Raises WeightsDamaged where the copied weights do not hash to `expected`."""
+        return await asyncio.to_thread(self._load, serial, bits, expected)
+
+    async def checksum(self) -> tuple[int, str]:
+        return await asyncio.to_thread(self._checksum)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.engine.stop)
+
+    def _load(self, serial: int, bits: Bits, expected: str) -> float:
         with self._guard:
             write_bits(self._shadow, bits)
             found = checksum(bits_of(self._shadow))
@@ -70,7 +70,6 @@ class LiveWeights:
             self._shadow, self.bits = serving, bits
             return pause
 
-    def live_checksum(self) -> tuple[int, str]:
-        """(serial, checksum) of the weights that sample, read from the model itself."""
+    def _checksum(self) -> tuple[int, str]:
         with self._guard:
             return self.engine.serial, checksum(bits_of(self.engine.model))

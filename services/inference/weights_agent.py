@@ -1,4 +1,4 @@
-"""Follows a run's published versions into the running engine.
+"""Follows a run's published versions into the running engine, whichever it is (`live`).
 
 Invariants:
 - The newest version wins; those waiting behind it are skipped.
@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.inference import metrics
+from services.inference import swap_metrics as metrics
 from services.inference.config import InferenceSettings
-from services.inference.engine import Engine
 from services.inference.following import Following
-from services.inference.weights import LiveWeights, bits_of
+from services.inference.live import Bits, Engine, Live
+from services.inference.published import bits_of
 from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.ids import policy_prefix
@@ -46,21 +46,19 @@ log = structlog.get_logger()
 
 
 class WeightsAgent:
-    """`run` until cancelled. `serving` is called with each new engine (one per run and checkpoint)."""
+    """`run` until cancelled. The engine is started anew for each run and checkpoint."""
 
-    def __init__(
-        self, settings: InferenceSettings, bus: Bus, objects: Objects, health: Health, serving: Callable[[Engine], None]
-    ) -> None:
+    def __init__(self, settings: InferenceSettings, bus: Bus, objects: Objects, health: Health, engine: Engine) -> None:
         self.settings, self.bus, self.objects, self.health = settings, bus, objects, health
         self.following = Following(run=settings.run, pinned=settings.pinned if settings.pinned >= 0 else None)
-        self.live: LiveWeights | None = None
+        self.live: Live | None = None
         self.run_id = ""
         self.directory: Path | None = None
         self._source: Ref | None = (
             None  # the manifest that the live weights were verified against; None: the base directory
         )
         self._announced: int | None = None  # the serial that the others believe to be served here
-        self._serving = serving
+        self._engine = engine
         self._changed = asyncio.Event()
         self._pin_done: list[tuple[int, asyncio.Future[None]]] = []
         health.wait_on(WEIGHTS)
@@ -134,27 +132,11 @@ class WeightsAgent:
         self.run_id, self._announced = run, None
 
     async def _start_engine(self, directory: Path) -> None:
-        s = self.settings
-
-        def build() -> LiveWeights:
-            model = load_checkpoint(directory).eval().requires_grad_(False)
-            engine = Engine(
-                model,
-                serial=0,
-                rows=s.cache_rows,
-                positions=s.context or context_of(directory) or model.config.max_position_embeddings,
-                prefill_tokens=s.prefill_tokens,
-                queue_limit=s.queue_limit,
-            )
-            engine.start()
-            return LiveWeights(engine)
-
-        before, self.live = self.live, await asyncio.to_thread(build)
+        before = self.live
+        self.live = await self._engine.start(directory, self.health)
         self.directory, self._source = directory, None
         if before is not None:
-            await asyncio.to_thread(before.engine.stop)
-        cache = self.live.engine.cache
-        log.info("engine_started", directory=str(directory), positions=cache.positions, rows=cache.rows)
+            await before.stop()
 
     def _target(self) -> tuple[int, Ref | None] | None:
         """(serial, manifest) of what should serve; manifest None: the base as it is. None: the pinned version is not there
@@ -185,7 +167,7 @@ class WeightsAgent:
                     if self._announced != serial:
                         await self._serve(0.0)
                     return
-                pause = await asyncio.to_thread(self._load, serial, manifest, failures > 0)
+                pause = await self._load(serial, manifest, failures > 0)
             except (WeightsError, ObjectMissing, OSError, ValueError) as error:
                 failures += 1
                 metrics.SWAP_FAILURES.inc()
@@ -207,33 +189,34 @@ class WeightsAgent:
     def _serves(self, serial: int, manifest: Ref | None) -> bool:
         return self.live is not None and self.live.serial == serial and self._source == manifest
 
-    def _load(self, serial: int, ref: Ref | None, from_base: bool) -> float:
-        """Blocking. Fetches, rebuilds, verifies, swaps; returns the pause in seconds."""
-        live = self.live
-        assert live is not None
-        assert self.directory is not None
-        pause = 0.0
-        if ref is None:
-            bits = bits_of(load_checkpoint(self.directory))
-            pause = live.load(serial, bits, checksum(bits))
-        else:
-            manifest = read_manifest(self.objects, ref)
-            if manifest.serial != serial or manifest.run != self.run_id:
-                raise WeightsError(
-                    f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}"
-                )
-            if live.serial != serial or checksum(live.bits) != manifest.checksum:
-                usable = not from_base and live.serial != serial
-                have = (live.serial, live.bits) if usable else None
-                pause = live.load(serial, rebuild(self.objects, ref, have), manifest.checksum)
+    async def _load(self, serial: int, ref: Ref | None, from_base: bool) -> float:
+        """Fetches, rebuilds, verifies, swaps; returns the pause in seconds."""
+        assert self.live is not None
+        wanted = await asyncio.to_thread(self._rebuilt, self.live, serial, ref, from_base)
+        pause = 0.0 if wanted is None else await self.live.load(serial, *wanted)
         self._source = ref
         return pause
+
+    def _rebuilt(self, live: Live, serial: int, ref: Ref | None, from_base: bool) -> tuple[Bits, str] | None:
+        """A version's tensors and their checksum; None: what is live is this version already. Blocking."""
+        if ref is None:
+            assert self.directory is not None
+            bits = bits_of(load_checkpoint(self.directory))
+            return bits, checksum(bits)
+        manifest = read_manifest(self.objects, ref)
+        if manifest.serial != serial or manifest.run != self.run_id:
+            raise WeightsError(f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}")
+        if live.serial == serial and checksum(live.bits) == manifest.checksum:
+            return None
+        usable = not from_base and live.serial != serial
+        have = (live.serial, live.bits) if usable else None
+        return rebuild(self.objects, ref, have), manifest.checksum
 
     async def _serve(self, pause: float) -> None:
         """From here on requests are answered with what is live; tells everybody."""
         assert self.live is not None
         metrics.SERIAL.set(self.live.serial)
-        self._serving(self.live.engine)
+        self._engine.serve(self.live)
         self.health.clear(WEIGHTS)
         if self.following.pinned is not None:
             self.health.clear(f"version {self.following.pinned}")
@@ -295,11 +278,3 @@ class WeightsAgent:
             else:
                 self.health.clear(what)
                 return result
-
-
-def context_of(directory: Path) -> int:
-    """`context` of etude.json, 0 where there is none."""
-    try:
-        return int(msgspec.json.decode((directory / "etude.json").read_bytes()).get("context", 0))
-    except FileNotFoundError:
-        return 0

@@ -39,6 +39,10 @@ class BadRequest(ValueError):
     """The client's mistake; the text is for the client."""
 
 
+class Unavailable(RuntimeError):
+    """Not now; asking again later or elsewhere can help."""
+
+
 class SamplingParams(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     max_new_tokens: int = 128

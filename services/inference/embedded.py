@@ -1,0 +1,54 @@
+"""The embedded engine as the service wires it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from services.inference.api import Server
+from services.inference.checkpoint import context_of
+from services.inference.config import InferenceSettings
+from services.inference.engine import Engine
+from services.inference.live import Facts, Live
+from services.inference.weights import LiveWeights
+from shared.model import load_checkpoint
+from shared.telemetry import Health
+
+log = structlog.get_logger()
+
+
+class Embedded:
+    """Implements services.inference.live.Engine."""
+
+    def __init__(self, settings: InferenceSettings, facts: Facts) -> None:
+        self.settings = settings
+        self.server = Server(describe=facts.describe, pin=facts.pin, checksums=facts.checksums)
+
+    async def start(self, directory: Path, health: Health) -> Live:
+        live = await asyncio.to_thread(self._build, directory)
+        cache = live.engine.cache
+        log.info("engine_started", directory=str(directory), positions=cache.positions, rows=cache.rows)
+        return live
+
+    def _build(self, directory: Path) -> LiveWeights:
+        s, model = self.settings, load_checkpoint(directory).eval().requires_grad_(False)
+        engine = Engine(
+            model,
+            serial=0,
+            rows=s.cache_rows,
+            positions=s.context or context_of(directory) or model.config.max_position_embeddings,
+            prefill_tokens=s.prefill_tokens,
+            queue_limit=s.queue_limit,
+        )
+        engine.start()
+        return LiveWeights(engine)
+
+    def serve(self, live: Live) -> None:
+        assert isinstance(live, LiveWeights)
+        self.server.engine = live.engine
+
+    async def close(self) -> None:
+        if self.server.engine is not None:
+            await asyncio.to_thread(self.server.engine.stop)

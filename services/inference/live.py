@@ -1,0 +1,70 @@
+"""What the weight agent and the service need of an engine, whichever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from aiohttp import web
+
+from shared.telemetry import Health
+
+Bits = dict[str, np.ndarray]
+
+
+class Live(Protocol):
+    """The weights that sample. One call at a time."""
+
+    @property
+    def serial(self) -> int:
+        """Of the version that samples."""
+
+    @property
+    def bits(self) -> Bits:
+        """Its published tensors: what the next delta is applied to."""
+
+    async def load(self, serial: int, bits: Bits, expected: str) -> float:
+        """Returns when this version samples and was verified to hash to `expected`: the pause in seconds. Where it raises
+        WeightsError, what sampled before goes on, nothing of the new version with it."""
+
+    async def checksum(self) -> tuple[int, str]:
+        """(serial, checksum) of the weights that sample, read from the engine itself. Raises WeightsError where they are
+        not those of any version."""
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the HTTP side of an engine asks the service: what is served, another version, the live checksum."""
+
+    describe: Callable[[], dict[str, Any]]
+    pin: Callable[[int], Awaitable[dict[str, Any]]]
+    checksums: Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Server(Protocol):
+    """HTTP. `idle` is set while no generation is open; a draining server takes no new ones."""
+
+    app: web.Application
+    idle: asyncio.Event
+    draining: bool
+
+
+class Engine(Protocol):
+    """An engine as the service wires it."""
+
+    @property
+    def server(self) -> Server: ...
+
+    async def start(self, directory: Path, health: Health) -> Live:
+        """With the weights of a checkpoint directory, as serial 0. What ran before may serve until then."""
+
+    def serve(self, live: Live) -> None:
+        """From here on requests are answered."""
+
+    async def close(self) -> None: ...

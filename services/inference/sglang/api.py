@@ -1,0 +1,267 @@
+"""Our HTTP API in front of SGLang: what is asked is checked and mapped, what it answers is checked and mapped back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from services.inference.errors import errors
+from services.inference.live import Facts
+from services.inference.sglang import metrics
+from services.inference.sglang.client import Client, ServerLost, ServerRefused
+from services.inference.sglang.live import CONTROL_S, SglangLive
+from services.inference.sglang.mapping import BadAnswer, answer, failure, request_body, sent_rid, stream_part
+from services.inference.sglang.server import Server
+from services.inference.wire import (
+    AbortRequest,
+    BadRequest,
+    CheckerRequest,
+    PauseRequest,
+    PinRequest,
+    Unavailable,
+    decode,
+    parse_generate,
+)
+from shared.weights import WeightsError
+
+DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests, as in the embedded engine's API
+MAX_BODY = 64 << 20
+_ENCODER = msgspec.json.Encoder()
+Read = Callable[[bytes], dict[str, Any]]  # SGLang's answer to ours
+
+
+class Api:
+    """The handlers. `live` and `keeper` are None until the service has weights: until then /generate answers 503."""
+
+    def __init__(self, facts: Facts, client: Client) -> None:
+        self.live: SglangLive | None = None
+        self.keeper: Server | None = None
+        self.draining = False
+        self.idle = asyncio.Event()  # set while no generation is open
+        self.idle.set()
+        self._facts, self._client = facts, client
+        self._open: dict[str, tuple[web.Request, asyncio.Task[Any]]] = {}  # by the client's rid
+        self._sweeper: asyncio.Task[None] | None = None
+        self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors, failures])
+        self.app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.get("/health", self.health),
+                web.get("/get_server_info", self.server_info),
+                web.get("/server_info", self.server_info),
+                web.get("/model_info", self.model_info),
+                web.get("/get_model_info", self.model_info),
+                web.post("/pause_generation", self.pause),
+                web.post("/continue_generation", self.proceed),
+                web.post("/abort_request", self.abort),
+                web.post("/flush_cache", self.flush),
+                web.post("/weights_checker", self.weights_checker),
+                web.post("/pin", self.pin),
+            ]
+        )
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        live = self._ready()
+        asked, sampling = parse_generate(await http.read())
+        rid = asked.rid or uuid.uuid4().hex
+        if rid in self._open:
+            raise BadRequest(f"rid: {rid!r} is running already")
+        serial, routing, lag = live.serial, live.model.moe is not None, live.lag
+        body = request_body(
+            rid,
+            asked,
+            sampling,
+            vocabulary=live.model.vocab_size,
+            context=live.context,
+            serial=serial,
+            routing=routing,
+            seed=secrets.randbits(31),
+        )
+
+        def read(data: bytes) -> dict[str, Any]:
+            mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag)
+            _count(mine)
+            return mine
+
+        asking = asyncio.create_task(self._stream(http, rid, body, read) if asked.stream else self._whole(body, read))
+        self._open[rid] = (http, asking)
+        self.idle.clear()
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep())
+        try:
+            await asyncio.wait({asking})
+            if asking.cancelled():
+                raise Unavailable("the client went away")
+            return asking.result()
+        finally:
+            if not asking.done() or asking.cancelled():
+                asking.cancel()
+                await self._forget(rid)
+            self._open.pop(rid, None)
+            if not self._open:
+                self.idle.set()
+
+    async def _whole(self, body: bytes, read: Read) -> web.StreamResponse:
+        async with self._post(body) as response:
+            data, status = await response.read(), response.status
+        if status != 200:
+            raise failure(status, data)
+        return web.Response(body=_ENCODER.encode(read(data)), content_type="application/json")
+
+    async def _stream(self, http: web.Request, rid: str, body: bytes, read: Read) -> web.StreamResponse:
+        """Server-sent events: the tokens so far after every step, then the whole answer, then [DONE]."""
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        async with self._post(body) as response:
+            if response.status != 200:
+                raise failure(response.status, await response.read())
+            async for event in _events(response):
+                tokens, last = stream_part(event, rid)
+                if not out.prepared:
+                    await out.prepare(http)
+                so_far = {"text": "", "output_ids": tokens, "meta_info": {"id": rid, "finish_reason": None}}
+                mine = read(event) if last else so_far
+                await out.write(b"data: " + _ENCODER.encode(mine) + b"\n\n")
+        await out.write(b"data: [DONE]\n\n")
+        await out.write_eof()
+        return out
+
+    def _post(self, body: bytes) -> Any:
+        return self._client.session.post(
+            f"{self._client.url}/generate", data=body, headers={"Content-Type": "application/json"}
+        )
+
+    async def _sweep(self) -> None:
+        """Ends the requests whose client has closed its connection."""
+        while self._open:
+            for http, asking in list(self._open.values()):
+                if http.transport is None or http.transport.is_closing():
+                    asking.cancel()
+            await asyncio.sleep(DISCONNECT_CHECK_S)
+
+    async def _forget(self, rid: str) -> None:
+        """Nobody waits for it any more. SGLang also notices the closed connection, if later."""
+        with contextlib.suppress(ServerLost, ServerRefused):
+            await self._client.abort(sent_rid(rid))
+
+    def _ready(self) -> SglangLive:
+        if self.live is None or self.keeper is None:
+            raise Unavailable("no weights yet; /readyz says what is waited for")
+        if self.draining:
+            raise Unavailable("shutting down")
+        if not self.keeper.up.is_set():
+            raise Unavailable("SGLang is not up; /readyz says why")
+        return self.live
+
+    # -- control -----------------------------------------------------------------------------------------------------
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Answered from what the keeper saw last: SGLang's own answer takes a second, and a probe does not wait so long."""
+        if self.keeper is not None and not self.keeper.up.is_set():
+            return web.json_response({"alive": False}, status=503)
+        return web.json_response({"alive": True, "serving": self.live is not None})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return web.json_response(self._info())
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        info = self._info()
+        keys = ("model_path", "weight_version", "run", "pool", "serial", "context_length", "vocab_size", "model_type")
+        return web.json_response({"is_generation": True, **{k: info[k] for k in keys if k in info}})
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {"engine": "sglang", **self._facts.describe()}
+        if (live := self.live) is not None and self.keeper is not None:
+            info |= {
+                "serial": live.serial,
+                "weight_version": str(live.serial),
+                "context_length": live.context,
+                "vocab_size": live.model.vocab_size,
+                "model_type": live.model.model_type,
+                "num_mtp_layers": live.model.num_mtp_layers,
+                "paused": self.keeper.paused,
+                "up": self.keeper.up.is_set(),
+                "starts": self.keeper.starts,
+                "open": len(self._open),
+                "url": self._client.url,
+            }
+        return info
+
+    async def pause(self, http: web.Request) -> web.Response:
+        mode = decode(PauseRequest, await http.read()).mode
+        if mode not in ("abort", "in_place"):
+            raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
+        self._ready()
+        assert self.keeper is not None
+        await self._client.pause(mode, CONTROL_S)
+        self.keeper.paused = True
+        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
+
+    async def proceed(self, _: web.Request) -> web.Response:
+        self._ready()
+        assert self.keeper is not None
+        await self._client.proceed(CONTROL_S)
+        self.keeper.paused = False
+        return web.json_response({"status": "ok", "message": "continued"})
+
+    async def abort(self, http: web.Request) -> web.Response:
+        asked = decode(AbortRequest, await http.read())
+        self._ready()
+        if asked.abort_all:
+            await self._client.abort_all()
+        elif asked.rid in self._open:
+            await self._client.abort(sent_rid(asked.rid))
+        return web.json_response({"status": "ok"})
+
+    async def flush(self, _: web.Request) -> web.Response:
+        self._ready()
+        await self._client.flush()
+        return web.json_response({"success": True, "message": "every parked session is forgotten"})
+
+    async def weights_checker(self, http: web.Request) -> web.Response:
+        action = decode(CheckerRequest, await http.read()).action
+        if action != "checksum":
+            raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
+        self._ready()
+        return web.json_response({"success": True, "message": "", **await self._facts.checksums()})
+
+    async def pin(self, http: web.Request) -> web.Response:
+        return web.json_response(await self._facts.pin(decode(PinRequest, await http.read()).serial))
+
+
+@web.middleware
+async def failures(request: web.Request, handler: Any) -> web.StreamResponse:
+    """A server that is gone is 503, what it should not have answered 500."""
+    try:
+        return await handler(request)
+    except (ServerLost, aiohttp.ClientError, OSError) as error:
+        raise Unavailable(f"SGLang: {type(error).__name__}: {error}") from None
+    except (ServerRefused, BadAnswer, WeightsError) as error:
+        return web.json_response({"error": {"message": str(error), "type": type(error).__name__}}, status=500)
+
+
+async def _events(response: aiohttp.ClientResponse) -> Any:
+    """The data of each server-sent event, [DONE] left out."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *events, rest = (rest + chunk).split(b"\n\n")
+        for event in events:
+            data = event.strip().removeprefix(b"data: ")
+            if data and data != b"[DONE]":
+                yield data
+
+
+def _count(mine: dict[str, Any]) -> None:
+    meta = mine["meta_info"]
+    metrics.REQUESTS.labels(meta["finish_reason"]["type"]).inc()
+    if msgspec.json.decode(meta.get("num_retractions", b"0")):
+        metrics.RETRACTED.inc()

@@ -1,0 +1,67 @@
+"""A platform whose replica serves with the stand-in for SGLang (fake_sglang.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.inference.service import Inference
+from tests.integration import fake_sglang
+from tests.integration.engine_platform import Platform, ask
+
+
+def wrapper(folder: Path) -> str:
+    """What stands in for the interpreter of SGLang's environment."""
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{fake_sglang.__file__}" "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+class World:
+    """A platform whose replica runs the stand-in."""
+
+    def __init__(self, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.p = platform
+        self.knobs = platform.state / "knobs.json"
+        monkeypatch.setenv("FAKE_SGLANG", str(self.knobs))
+        self.changes: dict[str, Any] = {
+            "engine": "sglang",
+            "sglang_python": wrapper(platform.state),
+            "sglang_device": "cpu",
+            "sglang_dtype": "float32",
+            "sglang_start_s": 60.0,
+        }
+
+    def wrong(self, **knobs: Any) -> None:
+        temporary = self.knobs.with_suffix(".tmp")
+        temporary.write_text(json.dumps(knobs))
+        temporary.replace(self.knobs)
+
+    @contextlib.asynccontextmanager
+    async def replica(self, **changes: Any) -> AsyncIterator[Inference]:
+        async with self.p.replica(**{**self.changes, **changes}) as replica:
+            yield replica
+
+    async def server(self, replica: Inference) -> dict[str, Any]:
+        return (await ask((await ask(replica.health.url, "/server_info"))[1]["url"], "/server_info"))[1]
+
+    async def waits(self, replica: Inference, text: str) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                found = (await ask(replica.health.url, "/readyz"))[1]["waits"]
+                if any(text in wait["waits_on"] for wait in found):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def ready(self, replica: Inference) -> None:
+        async with asyncio.timeout(60):
+            while (await ask(replica.health.url, "/readyz"))[0] != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
