@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from etude import doctor as machine
+
+if TYPE_CHECKING:
+    from shared.objects import Objects
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 
@@ -17,8 +22,9 @@ PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an abl
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, start, status, logs, doctor, demo, evaluate):
-        app.command(name="eval" if command is evaluate else command.__name__)(command)
+    names = {evaluate: "eval", export_policy: "export", import_checkpoint: "import"}
+    for command in (up, down, start, status, logs, doctor, demo, evaluate, export_policy, import_checkpoint):
+        app.command(name=names.get(command, command.__name__))(command)
     from etude import letters, topics
 
     app.add_typer(letters.app, name="dlq")
@@ -83,12 +89,14 @@ def start(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
     minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+    base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
 ) -> None:
     """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
     from etude.demo import DemoOptions
     from etude.start import run
 
-    raise typer.Exit(run(DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps)))
+    options = DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base)
+    raise typer.Exit(run(options))
 
 
 def status(
@@ -244,3 +252,76 @@ def evaluate(
         raise typer.BadParameter(f"found {found}; give one of them", param_hint="--problems FILE, --pack DIR")
     _require_machine(Path(tempfile.gettempdir()))
     raise typer.Exit(run(checkpoint, what, samples, json, limit))
+
+
+def export_policy(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A run, RUN@VERSION, an imported checkpoint (checkpoints/NAME), or a checkpoint directory."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the Hugging Face directory goes; it must not hold anything yet.")],
+    version: Annotated[
+        int | None, typer.Option(help="Which version of the run; the newest if left out.", min=0)
+    ] = None,
+    state: State = Path(".etude"),
+) -> None:
+    """Write a policy as a Hugging Face directory, bit for bit as it was published."""
+    from etude import exchange
+
+    with _told():
+        if Path(source).is_dir():
+            typer.echo(f"{exchange.export_directory(Path(source), out)}: written from {source}")
+            return
+        objects = _objects(state)
+        if source.startswith(f"{exchange.STORED}/"):
+            typer.echo(f"{exchange.export_stored(objects, source, out)}: written from {source}")
+            return
+        run, at, number = source.partition("@")
+        if at and (version is not None or not (number.isascii() and number.isdigit())):
+            raise exchange.NotExchanged(f"found {source!r} and --version {version}; allowed: RUN, RUN@VERSION")
+        done = exchange.export_run(objects, run, out, int(number) if at else version)
+        typer.echo(f"{out}: version {done.serial} (step {done.step}) of {done.run}, {done.tensors} tensors")
+
+
+def import_checkpoint(
+    directory: Annotated[
+        Path, typer.Argument(help="A Hugging Face directory: config.json, safetensors, tokenizer.json.")
+    ],
+    name: Annotated[str, typer.Option(help="What it shall be called; the directory's name if left out.")] = "",
+    chat: Annotated[str, typer.Option("--format", help="Its chat format, where it has no etude.json.")] = "",
+    context: Annotated[int, typer.Option(help="Tokens of a context; 0: as many as it has positions.", min=0)] = 0,
+    state: State = Path(".etude"),
+) -> None:
+    """Check a Hugging Face checkpoint and store it as a base policy that runs can start from."""
+    from etude import exchange
+
+    with _told():
+        done = exchange.import_directory(_objects(state), directory, name=name, chat=chat, context=context)
+        for note in done.notes:
+            typer.echo(f"Note: {note}.", err=True)
+        was = "stored" if done.new else "was stored before"
+        typer.echo(
+            f"{exchange.STORED}/{done.name} {was}: {done.parameters:,} parameters. etude start --base {done.name}"
+        )
+
+
+def _objects(state: Path) -> Objects:
+    from shared import objects as stores
+    from shared.settings import ServiceSettings
+
+    return stores.connect(ServiceSettings(state=state).objects_url)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors that say all that a person needs end the command with code 1 and nothing else."""
+    from shared.objects import ObjectDamaged
+    from shared.settings import Told
+
+    try:
+        yield
+    except (Told, ObjectDamaged, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None

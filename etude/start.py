@@ -24,7 +24,8 @@ async def announce(options: DemoOptions, settings: ServiceSettings) -> str:
     config, ref = await asyncio.to_thread(prepare.new_run, objects, replace(options, state=settings.state))
     bus = buses.connect(settings.bus_url, client="etude-start")
     try:
-        await bus.publish(topics.RUNS_CONTROL, config.run, RunControl(run=config.run, action="start", config=ref))
+        start = RunControl(run=config.run, action="start", config=ref, by="etude start")
+        await bus.publish(topics.RUNS_CONTROL, config.run, start)
     finally:
         await bus.close()
     return config.run

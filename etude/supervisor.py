@@ -324,6 +324,7 @@ def run_foreground(state: Path, base_port: int) -> None:
             require_ports(specs, "give other ones with --base-port (0: free ones)")
             supervisor.start(specs)
             print(f"Services are starting; state in {supervisor.state}. `etude status` shows them, Ctrl-C ends them.")
+            print(f"The console's token, for acting on runs: {supervisor.state}/console/token")
             leave.wait()
             print("Stopping: services drain …")
     except (AlreadyRunning, PortsTaken) as error:

@@ -128,7 +128,8 @@ def _kind(hint: Any) -> str:
     if Ref in _parts(hint):
         return "reference"
     names = {bool: "true or false", int: "integer", float: "number", str: "string"}
-    return names.get(hint) or ("numbers" if get_origin(hint) is tuple else "name → number")
+    several = {tuple: "numbers", list: "names", dict: "name → number"}
+    return names.get(hint) or several[get_origin(hint)]
 
 
 def _show(value: Any) -> str:

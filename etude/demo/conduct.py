@@ -86,9 +86,8 @@ class Conductor:
 
     async def control(self, *actions: str, config: Ref | None = None) -> None:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
-        await self.bus.publish_many(
-            [(t.RUNS_CONTROL, self.run, RunControl(run=self.run, action=a, config=config)) for a in actions]  # type: ignore[arg-type]
-        )
+        words = [RunControl(run=self.run, action=a, config=config, by="etude demo") for a in actions]  # type: ignore[arg-type]
+        await self.bus.publish_many([(t.RUNS_CONTROL, self.run, word) for word in words])
 
     async def served(self, serial: int) -> None:
         """Until a replica serves this version or a newer one."""

@@ -29,4 +29,5 @@ class DemoOptions:
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8
+    base: str = ""  # an imported checkpoint to start from; "": the base policy that is part of the package
     base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from etude import exchange
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Credit, Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
@@ -16,7 +17,7 @@ from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
 from shared.problems.importing import import_jsonl
-from shared.weights.checkpoint_objects import upload_directory
+from shared.weights.checkpoint_objects import download_directory, upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
@@ -39,7 +40,7 @@ def make_pack(directory: Path = PACK) -> Path:
 
 def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     """A run's pack, base policy and configuration, uploaded. Nothing is started. Raises DemoError."""
-    if not (BASE / "config.json").exists():
+    if not options.base and not (BASE / "config.json").exists():
         raise DemoError(f"{BASE}: the base policy is missing; `make base` makes it")
     run = new_run_id()
     if options.problems:
@@ -47,12 +48,23 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     else:
         pack = options.pack or make_pack()
     practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
-    base = upload_directory(objects, f"runs/{run}/base", BASE)
+    base, directory = base_of(objects, run, options)
     surprise = None
     if not options.uniform_sampling:
-        surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack))
+        surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack, directory))
     config = configure(run, options, base, practice, held_out, surprise)
     return config, store_config(objects, config)
+
+
+def base_of(objects: Objects, run: str, options: DemoOptions) -> tuple[Ref, Path]:
+    """What the run starts from, and a directory on this machine that holds it. Raises DemoError."""
+    if not options.base:
+        return upload_directory(objects, f"runs/{run}/base", BASE), BASE
+    try:
+        ref = exchange.stored(objects, options.base)
+    except exchange.NotExchanged as error:
+        raise DemoError(f"--base: {error}") from None
+    return ref, download_directory(objects, ref, options.state / "checkpoints" / ref.checksum)
 
 
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
@@ -66,16 +78,17 @@ def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref
     return refs[0], refs[1]
 
 
-def surprises(pack: Path) -> Path:
+def surprises(pack: Path, base: Path = BASE) -> Path:
     """How surprising the reference repairs of the practice problems are to the base policy. Cached by what it is computed
     from."""
     digest = xxhash.xxh3_64()
-    made_from = [BASE / name for name in ("model.safetensors", "config.json", "tokenizer.json", "etude.json")]
+    made_from = [base / name for name in ("model.safetensors", "config.json", "tokenizer.json", "etude.json")]
     for path in [*made_from, *(pack / packs.file_name("rl", part) for part in packs.PARTS)]:
         digest.update(path.read_bytes())
     out = SURPRISES / f"surprise-{digest.hexdigest()}.json"
     if not out.exists():
         command = [sys.executable, "-m", "services.trainer.base", "surprise", "--pack", str(pack), "--out", str(out)]
+        command += ["--checkpoint", str(base)]
         if code := subprocess.run(command).returncode:
             raise DemoError(f"the surprise of the problems could not be computed (exit code {code}); see above")
     return out

@@ -1,4 +1,5 @@
-"""Writes `.env` for docker compose: `.env.example` with a fresh secret for every empty value. Never overwrites one.
+"""Writes `.env` for docker compose: `.env.example` with a fresh secret for every empty value. Where there is one already,
+it adds the secrets that a newer release asks for, and leaves what stands there as it is.
 
     python3 infra/docker/env.py [--local]      --local: with the images of `make images`, no image registry
 
@@ -22,7 +23,11 @@ def filled(example: str, local: bool = False) -> str:
     """Every `NAME=` gets 48 hexadecimal digits: they need no escaping in a URL, a shell or YAML. `local`: COMPOSE_FILE, which
     names the images made on this machine, counts."""
     text = _FILES.sub(r"\1", example) if local else example
-    return _EMPTY.sub(lambda match: f"{match[1]}={secrets.token_hex(24)}", text)
+    return _EMPTY.sub(lambda match: _fresh(match[1]), text)
+
+
+def _fresh(name: str) -> str:
+    return f"{name}={secrets.token_hex(24)}"
 
 
 def write(example: Path, target: Path, local: bool = False) -> None:
@@ -32,13 +37,23 @@ def write(example: Path, target: Path, local: bool = False) -> None:
         file.write(filled(example.read_text(), local))
 
 
+def complete(example: Path, target: Path) -> list[str]:
+    """Adds the secrets that `target` does not name. Returns their names."""
+    text = target.read_text()
+    missing = [name for name in _EMPTY.findall(example.read_text()) if not re.search(f"^{name}=", text, re.MULTILINE)]
+    if missing:
+        target.write_text("\n".join([text.rstrip("\n"), *map(_fresh, missing)]) + "\n")
+    return missing
+
+
 if __name__ == "__main__":
     if sys.argv[1:] not in ([], ["--local"]):
         sys.exit(f"found {sys.argv[1:]}; allowed: --local, or nothing")
+    example, target = ROOT / ".env.example", ROOT / ".env"
     try:
-        write(ROOT / ".env.example", ROOT / ".env", local=sys.argv[1:] == ["--local"])
+        write(example, target, local=sys.argv[1:] == ["--local"])
+        print(f"{target} written; only you can read it")
     except FileExistsError:
-        sys.exit(
-            f"{ROOT / '.env'} exists and was left as it is; servers keep the passwords they were first started with"
-        )
-    print(f"{ROOT / '.env'} written; only you can read it")
+        if not (added := complete(example, target)):
+            sys.exit(f"{target} exists and was left as it is; servers keep the passwords they were first started with")
+        print(f"{target} had no {', '.join(added)}: added; the rest was left as it is")

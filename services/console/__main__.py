@@ -6,11 +6,13 @@ import asyncio
 
 import structlog
 
+from services.console import keys
 from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.pages import build_app
 from services.console.service import serve
+from services.console.site import Access
 from shared import bus, objects
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
@@ -19,11 +21,15 @@ from shared.telemetry import Health, configure_logs, draining
 async def run(settings: ConsoleSettings) -> None:
     board = Board(settings.console_attempts)
     library = Library(objects.connect(settings.objects_url), settings.formats)
-    app = build_app(settings, board, library)
+    known, file = keys.tokens(settings)
+    access = Access(known)
+    app = build_app(settings, board, library, access)
     async with draining() as stop, Health("console", settings, app) as health:
         health.wait_on("messages")
-        messages = bus.connect(settings.bus_url, client=health.name)
-        structlog.get_logger().info("console.open", url=health.url)
+        access.bus = messages = bus.connect(settings.bus_url, client=health.name)
+        log = structlog.get_logger()
+        log.info("console.open", url=health.url, reading="open" if settings.open_to_readers else "token")
+        log.info("console.token", of="operator", lies_in=str(file) if file else "the settings")
         try:
             await serve(messages, board, health, stop)
         finally:

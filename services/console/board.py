@@ -9,11 +9,15 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.console.control import Done, follow
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
+from shared.ledger.transitions import RunState
 
 ALERTS = 200  # the newest are kept
+DONE = 200  # actions on a run that are kept
 EXAMPLES = 200  # recent attempts that the figure "lately" is made of
+LISTED_RUNS = 20  # that practised last; of the others' attempts the figures are kept alone
 
 
 @dataclass(slots=True)
@@ -41,16 +45,19 @@ class RunBoard:
     """One run. `steps` holds the surviving lineage only: step -> its commit."""
 
     run: str
-    status: str = "announced"
+    state: RunState = RunState.announced
     reason: str = ""
+    done: list[Done] = field(default_factory=list)  # the newest words of runs.control, in their order
     incarnation: int = 0
     serial: int = -1  # the highest published version
+    versions: dict[int, int] = field(default_factory=dict)  # published serial -> its step
     steps: dict[int, m.StepCommitted] = field(default_factory=dict)
     tallies: dict[int, Tally] = field(default_factory=dict)
     attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
     stops: Counter[str] = field(default_factory=Counter)
     scored: int = 0
     failed: int = 0
+    unlisted: Tally = field(default_factory=Tally)  # the last training attempts of those that are listed no more
     evals: dict[str, m.EvalFinished] = field(default_factory=dict)
 
     @property
@@ -65,27 +72,28 @@ class RunBoard:
                 tally.add(scored)
                 if tally.attempts >= EXAMPLES:
                     break
-        return tally
+        return tally if tally.attempts else self.unlisted
 
-
-STATUS = {
-    "start": "running",
-    "resume": "running",
-    "pause": "paused",
-    "stop": "stopped",
-    "finished": "finished",
-}
+    def unlist(self) -> None:
+        """Forgets the attempts themselves."""
+        self.unlisted = self.lately()
+        self.attempts.clear()
 
 
 class Board:
     def __init__(self, attempts_per_run: int) -> None:
         self._attempts_per_run = attempts_per_run
+        self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
         self.replicas: dict[str, m.PolicyApplied] = {}
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
 
-    def apply(self, message: Any) -> None:
-        """Takes one message of any topic that the console reads."""
+    def newest(self, count: int | None = None) -> list[str]:
+        """Names of runs, the newest first: they are sortable by start."""
+        return sorted(self.runs, reverse=True)[:count]
+
+    def apply(self, message: Any, at: float = 0.0) -> None:
+        """Takes one message of any topic that the console reads. `at`: when it was sent, Unix seconds; 0: not said."""
         if isinstance(message, m.Alert):
             self.alerts.appendleft(message)
             return
@@ -95,8 +103,7 @@ class Board:
         run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
         match message:
             case m.RunControl():
-                run.status = STATUS.get(message.action, run.status)
-                run.reason = message.reason
+                self._control(run, message, at)
             case m.IncarnationStarted():
                 if message.incarnation >= run.incarnation:
                     run.incarnation = message.incarnation
@@ -106,6 +113,7 @@ class Board:
                     run.steps[message.step] = message
             case m.PolicyPublished():
                 run.serial = max(run.serial, message.serial)
+                run.versions[message.serial] = message.step
             case m.RolloutFailed():
                 run.failed += 1
             case m.RolloutScored():
@@ -113,10 +121,24 @@ class Board:
             case m.EvalFinished():
                 run.evals[message.eval] = message
 
+    def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
+        what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
+        done = Done(at, what, message.by, message.reason)
+        if at and done in run.done:  # the log is read again from its beginning
+            return
+        run.done = [*run.done, done][-DONE:]
+        state = follow(run.state, message.action)
+        if state is not run.state or message.action == "finished":
+            run.state, run.reason = state, message.reason
+
     def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
         if scored.key.attempt in run.attempts:  # the first verdict wins
             return
         run.attempts[scored.key.attempt] = scored
+        self._listed[run.run] = run
+        self._listed.move_to_end(run.run)
+        while len(self._listed) > LISTED_RUNS:
+            self._listed.popitem(last=False)[1].unlist()
         while len(run.attempts) > self._attempts_per_run:
             run.attempts.popitem(last=False)
         if scored.key.purpose != Purpose.train:

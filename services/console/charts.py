@@ -13,7 +13,7 @@ from services.console.visible import visible
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 24
 SMOOTH_FROM = 24  # points; a shorter curve is drawn as it is, a longer one as a moving mean over its faint self
-POINTS = 240  # more are averaged into so many: nobody sees more on this width
+POINTS = 120  # more are averaged into so many: nobody sees more on this width
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,40 @@ def line_chart(series: Sequence[Series], *, x_name: str, label: str, percent: bo
         return Markup('<p class="quiet">nothing yet</p>')
     xs, ys = [p[0] for p in everything], [p[1] for p in everything]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
-    ticks = _ticks(min(0.0, *ys) if percent else min(ys), max(ys))
+    ticks = _ticks(min(0.0, *ys), max(0.01, *ys)) if percent else _ticks(min(ys), max(ys))
     y_low, y_high = ticks[0], ticks[-1]
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            round(LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT), 1),
-            round(HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM), 1),
-        )
+    x_scale, y_scale = (WIDTH - LEFT - RIGHT) / (x_high - x_low), (HEIGHT - TOP - BOTTOM) / (y_high - y_low)
+
+    def across(x: float) -> float:
+        return LEFT + (x - x_low) * x_scale
+
+    def down(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - y_low) * y_scale
+
+    def path(kind: str, points: Sequence[tuple[float, float]]) -> str:
+        return f'<polyline class="{kind}" points="{" ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in points)}"/>'
 
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(visible(label))}" class="chart">',
-        *(_grid(at(x_low, tick)[1], _number(tick, percent)) for tick in ticks),
+        *(_grid(down(tick), _number(tick, percent)) for tick in ticks),
     ]
     for tick in _whole(_ticks(x_low, x_high), x_low, x_high):
-        x = at(tick, y_low)[0]
-        parts.append(f'<text x="{x}" y="{HEIGHT - 8}" class="tick" text-anchor="middle">{tick:g}</text>')
-    parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" class="tick" text-anchor="end">{escape(visible(x_name))}</text>'
-    )
+        parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - 8}" class="tick" text-anchor="middle">{tick:g}</text>')
+    along = escape(visible(x_name))
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" class="tick" text-anchor="end">{along}</text>')
     for i, (name, points) in enumerate(drawn):
         if len(points) >= SMOOTH_FROM:
-            parts.append(_path(f"raw s{i % 4}", [at(*p) for p in points]))
-        parts.append(_path(f"line s{i % 4}", [at(*p) for p in _smooth(points)]))
-        for p in points:
-            x, y = at(*p)
-            told = f"{name} {_number(p[1], percent)} at {x_name} {p[0]:g}"
-            parts.append(
-                f'<circle class="dot s{i % 4}" cx="{x}" cy="{y}" r="2.5"><title>{escape(visible(told))}</title></circle>'
-            )
+            parts.append(path(f"raw s{i % 4}", points))
+        parts.append(path(f"line s{i % 4}", _smooth(points)))
+        told = escape(visible(name))
+        parts.append(f'<g class="dots{" alone" if len(points) == 1 else ""} s{i % 4}">')  # one point makes no line
+        parts += [
+            f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.5">'
+            f"<title>{told} {_number(y, percent)} at {along} {x:g}</title></circle>"
+            for x, y in points
+        ]
+        parts.append("</g>")
     parts.append("</svg>")
     if len(drawn) > 1:
         names = "".join(
@@ -72,13 +77,9 @@ def line_chart(series: Sequence[Series], *, x_name: str, label: str, percent: bo
 
 def _grid(y: float, text: str) -> str:
     return (
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-        f'<text x="{LEFT - 6}" y="{y + 3.5}" class="tick" text-anchor="end">{escape(text)}</text>'
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" class="tick" text-anchor="end">{escape(text)}</text>'
     )
-
-
-def _path(kind: str, places: list[tuple[float, float]]) -> str:
-    return f'<polyline class="{kind}" points="{" ".join(f"{x},{y}" for x, y in places)}"/>'
 
 
 def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from shared.settings import ServiceSettings
 
@@ -15,8 +17,42 @@ class ConsoleSettings(ServiceSettings):
         [],
         description="Host names, besides localhost and what `host` and `advertise` say, under which the pages may be asked for.",
     )
+    console_token: SecretStr = Field(
+        SecretStr(""),
+        description="Token of the person named `operator`, who may act on runs; empty, with no other operator: made at the "
+        "first start, in `console/token` below the state directory.",
+    )
+    console_operators: dict[str, SecretStr] = Field(
+        {},
+        description="Further people who may act on runs: name → token, as JSON. The name stands beside what they did.",
+    )
+    console_viewers: dict[str, SecretStr] = Field({}, description="People who may read only: name → token, as JSON.")
+    console_reading: Literal["auto", "open", "token"] = Field(
+        "auto",
+        description="Who may read: open: anybody who reaches the console; token: who signed in; auto: open where `host` is "
+        "this machine alone (127.0.0.1, ::1, localhost).",
+    )
+
+    console_scheduler: str = Field(
+        "",
+        description="Address of the scheduler (http://HOST:PORT), which knows how hard problems are; empty: the one that "
+        "announced itself below the state directory.",
+    )
 
     @property
     def formats(self) -> Path:
         """Chat formats of runs' base checkpoints, as downloaded."""
         return self.state / "cache" / "formats"
+
+    @property
+    def token_file(self) -> Path:
+        return self.state / "console" / "token"
+
+    @property
+    def open_to_readers(self) -> bool:
+        if self.console_reading != "auto":
+            return self.console_reading == "open"
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,6 +1,7 @@
 """The drift watch: what the policy takes to while its reward rises. Pure state, fed with scored attempts.
 
-Each figure is compared between the first WINDOW attempts of a run under one reward configuration and the latest WINDOW.
+Each figure is compared between the first WINDOW attempts of a run under one reward configuration and the latest WINDOW; the
+share that is solved with that of its best WINDOW.
 An alarm sounds once, and again only after the figure has been back within half of its bound.
 """
 
@@ -34,12 +35,18 @@ class Sample:
     tokens: float
 
 
-# figure -> (allowed change from the baseline, name of the alert, what it says); shares and rewards absolute, tokens relative
+# figure -> (allowed change from the baseline, name of the alert, what it says); shares and rewards absolute, tokens and the
+# share that is solved relative
 _BOUNDS: dict[str, tuple[float, str, str]] = {
     "untested": (0.25, "untested_submits", "submits its last change without testing it"),
     "no_submit": (0.25, "unsubmitted_attempts", "is ended by a limit instead of submitting"),
     "broken": (0.25, "broken_tool_calls", "breaks tool calls"),
     "longer": (1.0, "longer_attempts", "samples more tokens per attempt"),
+    "fewer": (
+        0.5,
+        "fewer_solved",
+        "solves fewer of its problems",
+    ),  # the collapse: at least half of what it could is gone
     "divergence": (0.15, "reward_without_passes", "gains reward that the tests do not confirm"),
 }
 
@@ -49,6 +56,7 @@ class _Watch:
     first: list[Sample] = field(default_factory=list)
     latest: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seen: int = 0
+    best: float = 0.0  # share that any WINDOW so far has solved
     sounding: set[str] = field(default_factory=set)
 
 
@@ -83,6 +91,8 @@ class DriftWatch:
         was, now = _figures(watch.first), _figures(watch.latest)
         change = {name: now[name] - was[name] for name in ("untested", "no_submit", "broken")}
         change["longer"] = now["tokens"] / max(1.0, was["tokens"]) - 1.0
+        watch.best = max(watch.best, was["solved"], now["solved"])
+        change["fewer"] = 1.0 - now["solved"] / watch.best if watch.best > SOLVED_NOISE else 0.0
         better = now["solved"] - was["solved"] > SOLVED_NOISE
         change["divergence"] = 0.0 if better else now["unconfirmed"] - was["unconfirmed"]
         alerts = []
@@ -91,9 +101,14 @@ class DriftWatch:
                 watch.sounding.discard(name)
             elif change[name] > bound and name not in watch.sounding:
                 watch.sounding.add(name)
-                figure = {"longer": "tokens", "divergence": "unconfirmed"}.get(name, name)
-                what = f"the policy {text}: {was[figure]:.2f} in the first {WINDOW} attempts, {now[figure]:.2f} in the latest"
-                examples = _examples(watch.latest, figure)
+                figure = {"longer": "tokens", "divergence": "unconfirmed", "fewer": "solved"}.get(name, name)
+                then = (
+                    f"{watch.best:.2f} in its best {WINDOW} attempts"
+                    if name == "fewer"
+                    else f"{was[figure]:.2f} in the first {WINDOW} attempts"
+                )
+                what = f"the policy {text}: {then}, {now[figure]:.2f} in the latest"
+                examples = _examples(watch.latest, figure, most=name != "fewer")
                 alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
         return alerts
 
@@ -103,7 +118,7 @@ def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, float]:
     return {name: fmean(getattr(sample, name) for sample in samples) for name in names}
 
 
-def _examples(samples: deque[Sample], figure: str) -> list[str]:
-    """The attempts in which it shows most; of equal ones the latest."""
-    shown = sorted(reversed(samples), key=lambda sample: getattr(sample, figure), reverse=True)
+def _examples(samples: deque[Sample], figure: str, *, most: bool) -> list[str]:
+    """The attempts in which it shows most, by the most or the least of the figure; of equal ones the latest."""
+    shown = sorted(reversed(samples), key=lambda sample: getattr(sample, figure), reverse=most)
     return [sample.attempt for sample in shown[:EXAMPLES]]

@@ -75,8 +75,8 @@ class Runs:
         states: dict[str, State] = {"start": "running", "resume": "running", "pause": "held", "stop": "held"}
         if message.action == "finished":
             self._states[message.run], self._finished_at[message.run] = "finished", time.monotonic()
-        elif message.action in states:
-            self._states[message.run] = states[message.action]
+        elif message.action in ("start", "resume") or self._states.get(message.run) != "finished":
+            self._states[message.run] = states.get(message.action, self._states.get(message.run, "running"))
 
     def state(self, run: str) -> State:
         """Whether training attempts may be taken. A run that nobody spoke of yet is running: somebody asks for attempts.

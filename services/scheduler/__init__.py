@@ -2,8 +2,9 @@
 
 Owns: the ledger (its only writer), the capacity gate, the choice of problems, redelivery of attempts, the life of a run.
 Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scored, groups.quarantined, steps.committed,
-    policies.published, policies.applied, runs.control. Evaluations (key.purpose == evaluate) are not its business.
-Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (stop, finished), alerts.
+    policies.published, policies.applied, runs.control, alerts (those that pause a run). Evaluations (key.purpose ==
+    evaluate) are not its business.
+Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (pause, stop, finished), alerts.
 
 Invariants:
 - One transaction per batch of messages: what they changed, the events that say so, and the messages that follow from
@@ -16,5 +17,6 @@ Invariants:
 
 How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory;
 `intake` applies messages to it; `decisions` draws the conclusions; `desk` does one batch against `store`; `relay`
-publishes the outbox; `service` wires them; `audit` checks a run from the ledger alone.
+publishes the outbox; `service` wires them; `audit` checks a run from the ledger alone; `api` answers how hard problems are and why
+(`standing`), from a snapshot of the ledger, to whoever asks.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.scheduler import service
+from services.scheduler import api, service
 from services.scheduler.config import SchedulerConfig
 from shared import bus as buses
 from shared import ledger
@@ -14,7 +14,7 @@ from shared.telemetry import Health, configure_logs, draining
 
 
 async def main(config: SchedulerConfig) -> None:
-    async with Health("scheduler", config) as health, draining() as stop:
+    async with Health("scheduler", config, api.app(config)) as health, draining() as stop:
         health.wait_on("the ledger's migrations")
         engine = ledger.connect(config.ledger_url)
         await asyncio.to_thread(ledger.upgrade, engine)

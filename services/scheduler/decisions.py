@@ -44,7 +44,9 @@ def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
         _give_up_open(ws, now)
     elif ws.head.state is RunState.running:
         _drop_hopeless(ws, now)
-        _reconcile(ws, now, limits)
+        _reconcile(ws, now, limits, asking=True)
+    elif ws.head.state is RunState.paused:
+        _reconcile(ws, now, limits, asking=False)
     for group in list(ws.open.values()):
         _close(ws, group, now)
     announce(ws, now)
@@ -60,7 +62,8 @@ def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
 # Attempts
 
 
-def _reconcile(ws: WorkingSet, now: float, limits: Limits) -> None:
+def _reconcile(ws: WorkingSet, now: float, limits: Limits, *, asking: bool) -> None:
+    """`asking` False: leases and deadlines hold, but what was lost waits for the run to go on."""
     if now - ws.reconciled_at < RECONCILE_EVERY_S:
         return
     ws.reconciled_at = now
@@ -71,17 +74,17 @@ def _reconcile(ws: WorkingSet, now: float, limits: Limits) -> None:
             _watch(ws, attempt, now, limits, schedule.lease_s)
         if attempt.state is AttemptState.lost:
             match reconciler.fate(attempt.epoch, now - attempt.lost_at, schedule.replacements):
-                case Fate.again:
+                case Fate.again if asking:
                     ask(ws, attempt, now, epoch=attempt.epoch + 1)
                 case Fate.fail:
                     _end(ws, attempt, AttemptState.failed, attempt.reason, now)
-                case Fate.wait:
+                case _:
                     pass
 
 
 def overdue(ws: WorkingSet, now: float, limits: Limits) -> bool:
     """Whether an attempt of the run would be lost for silence now."""
-    if ws.config is None or ws.head.state is not RunState.running:
+    if ws.config is None or ws.head.state not in (RunState.running, RunState.paused):
         return False
     return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in ws.live())
 
@@ -253,7 +256,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
         why = why or "every problem was practised"
     if why:
         ws.enter(RunState.stopping, now, why)
-        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why))
+        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why, by=m.BY_SCHEDULER))
         _give_up_open(ws, now)
 
 
@@ -280,7 +283,7 @@ def _finish(ws: WorkingSet, now: float, limits: Limits) -> None:
         step_times=step_seconds(ws.commits),
     ):
         ws.enter(RunState.finished, now, ws.head.reason)
-        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="finished", reason=ws.head.reason))
+        ws.say_over()
 
 
 # Requests

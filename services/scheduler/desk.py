@@ -21,7 +21,7 @@ from services.scheduler.decisions import Limits
 from services.scheduler.store import Fenced, Store
 from services.scheduler.working_set import Changes, Head, Message, WorkingSet
 from shared.contracts import messages as m
-from shared.contracts.topics import RUNS_CONTROL, Topic
+from shared.contracts.topics import Topic
 from shared.ledger.transitions import RunState
 
 log = structlog.get_logger()
@@ -166,10 +166,10 @@ class Desk:
         message = received.message
         ws = self._open(message.run, now, begin=isinstance(message, _FIRST_WORDS))
         if ws is None:
-            if isinstance(message, m.AttemptHeartbeat):
-                return  # evaluations of a run that nothing trains
+            if isinstance(message, m.AttemptHeartbeat | m.Alert):
+                return  # of a run that nothing trains, or not yet
             raise intake.Refused(f"run {message.run!r}: the ledger never heard of it")
-        if isinstance(message, m.RunControl) and not self._first_time(ws, message, received.offset):
+        if isinstance(message, m.RunControl | m.Alert) and not self._first_time(ws, received):
             return
         intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
         if ws.forked:
@@ -181,12 +181,13 @@ class Desk:
             assert ws is not None
             intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
 
-    def _first_time(self, ws: WorkingSet, message: m.RunControl, offset: int) -> bool:
-        """Pause and resume depend on their order, so a repeated delivery must not count."""
-        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(message))
-        row = {"run_id": ws.id, "topic": RUNS_CONTROL.name, "position": offset, "digest": digest}
+    def _first_time(self, ws: WorkingSet, received: Received) -> bool:
+        """Pause and resume depend on their order, and an alert pauses, so a repeated delivery must not count."""
+        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(received.message))
+        topic, offset = received.topic.name, received.offset
+        row = {"run_id": ws.id, "topic": topic, "position": offset, "digest": digest}
         inbox = ws.changes.rows.setdefault("inbox", [])
-        if row in inbox or self.store.handled(ws.id, RUNS_CONTROL.name, offset, digest):
+        if row in inbox or self.store.handled(ws.id, topic, offset, digest):
             return False
         inbox.append(row)
         return True

@@ -49,6 +49,17 @@ class Outcome:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor of the odds that an attempt succeeds. `kind`, `of`: see `shared.contracts.standing.Reason`. `attempts`:
+    what it rests on, faded and weighted."""
+
+    kind: str
+    of: str
+    odds: float
+    attempts: float
+
+
 class _Tally:
     """Faded sums per key: attempts, solved, turns, thinking tokens, and what was promised to be solved without the key."""
 
@@ -90,15 +101,41 @@ class Hardness:
 
     def posterior(self, categories: Sequence[str], cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Beta parameters (a, b) of the chance that one attempt succeeds, for pairs of category and cell."""
-        run, category_mean = self._run.sums[0], self.expected(categories)
-        cell = _rows(self._cells, cells)
+        category_mean = self.expected(categories)
+        strength, did, promised, effort = self._of_cells(cells, category_mean)
+        mean = _from_odds(_odds(category_mean) * did / promised)
+        mean = _from_odds(_odds(mean) / effort)
+        return mean * strength, (1 - mean) * strength
+
+    def _of_cells(self, cells: Sequence[str], category_mean: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What each rests on (attempts), the odds of what it did and of what was promised, and by how much effort divides."""
+        run, cell = self._run.sums[0], _rows(self._cells, cells)
         strength = cell[:, 0] + CELL_STRENGTH
         did = (cell[:, 1] + CELL_STRENGTH * category_mean) / strength
         promised = (cell[:, 4] + CELL_STRENGTH * category_mean) / strength
-        mean = _from_odds(_odds(category_mean) * _odds(did) / _odds(promised))
         effort = _ratio(cell, run, 2) ** TURNS_EXPONENT * _ratio(cell, run, 3) ** THINKING_EXPONENT
-        mean = _from_odds(_odds(mean) / effort)
-        return mean * strength, (1 - mean) * strength
+        return strength, _odds(did), _odds(promised), effort
+
+    def explain(self, category: str, cell: str) -> list[Factor]:
+        """The factors whose product is the odds of `posterior`'s mean, the run's own odds first."""
+        tags, run = _tags_of(category), self._run.sums[0]
+        factors = [Factor("run", "", float(_odds(self._run_mean())), float(run[0]))]
+        tried = _rows(self._tags, tags)[:, 0]
+        for tag, shift, attempts in zip(tags, self._shifts(tags), tried, strict=True):
+            factors.append(Factor("tag", tag, float(shift), float(attempts)))
+        strength, did, promised, effort = (x[0] for x in self._of_cells([cell], self.expected([category])))
+        factors.append(Factor("relatives", cell, float(did / promised), float(strength - CELL_STRENGTH)))
+        factors.append(Factor("effort", cell, float(1 / effort), float(strength - CELL_STRENGTH)))
+        return factors
+
+    @property
+    def mean(self) -> float:
+        """The chance of success over the run's late attempts."""
+        return float(self._run_mean())
+
+    def cells(self, cells: Sequence[str]) -> np.ndarray:
+        """[cells, 3]: attempts, of them solved, and how many their tags had promised; faded and weighted."""
+        return _rows(self._cells, cells)[:, [0, 1, 4]]
 
     def expected(self, categories: Sequence[str]) -> np.ndarray:
         """The chance of success by category alone."""

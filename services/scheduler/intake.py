@@ -55,6 +55,8 @@ def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], rea
             apply_policy(ws, message, now)
         case m.RunControl():
             control(ws, message, now, read_config)
+        case m.Alert():
+            alerted(ws, message, now)
         case _:
             raise Refused(f"the scheduler has no use for {type(message).__name__}")
 
@@ -274,16 +276,29 @@ def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
 # The run
 
 
+def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
+    """The run pauses where its configuration names this alert; the trainer does not go on either."""
+    if ws.config is None or message.name not in ws.config.schedule.pause_on or ws.head.state is not RunState.running:
+        return
+    reason = f"alert {message.name}: {message.what}"[:2000]
+    ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER)
+    ws.say(
+        t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="pause", reason=reason, drain=False, by=m.BY_SCHEDULER)
+    )
+
+
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
     head = ws.head
+    if message.by == m.BY_SCHEDULER:
+        return  # our own word: what it says was entered when it was said
     match message.action:
         case "start":
             if head.state is RunState.announced and _configure(ws, message, now, read_config):
-                _enter(ws, RunState.running, now)
+                _enter(ws, RunState.running, now, message)
         case "reconfigure":
             _configure(ws, message, now, read_config)
         case "pause":
-            _enter(ws, RunState.paused, now)
+            _enter(ws, RunState.paused, now, message)
         case "resume":
             if ws.config is None and not _configure(ws, message, now, read_config):
                 return
@@ -293,16 +308,20 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
                 for group in ws.waiting.values():  # a trainer that stopped may have forgotten what waits for it
                     group.announced = FORGOTTEN
                     ws.touch(group)
-            _enter(ws, RunState.running, now)
+            _enter(ws, RunState.running, now, message)
         case "stop":
-            _enter(ws, RunState.stopping, now, message.reason)
+            _enter(ws, RunState.stopping, now, message)
+        case "rollback":  # the trainer's to obey; the fork that follows says what becomes of the groups
+            ws.event(
+                now, "run.rollback", str(message.serial), head.last_event, reason=message.reason[:2000], by=message.by
+            )
         case "finished":
-            pass  # our own word
+            pass  # nobody's word but ours; a scheduler that did not sign has said it
 
 
-def _enter(ws: WorkingSet, state: RunState, now: float, reason: str = "") -> None:
+def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:
     if state in RUN_MOVES[ws.head.state]:
-        ws.enter(state, now, reason)
+        ws.enter(state, now, message.reason[:2000], by=message.by[:200])
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
@@ -323,7 +342,7 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
         ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
         if ws.config is None:
             ws.enter(RunState.finished, now, "; ".join(objections))
-            ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="finished", reason=ws.head.reason))
+            ws.say_over()
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
     ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)

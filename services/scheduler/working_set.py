@@ -16,9 +16,9 @@ import numpy as np
 from services.scheduler import hardness
 from services.scheduler.gate import Gate
 from services.scheduler.lineage import Fork, Lineage, serials
-from shared.contracts.messages import Alert, Effort, GroupMember, RolloutScored
+from shared.contracts.messages import BY_SCHEDULER, Alert, Effort, GroupMember, RolloutScored, RunControl
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.topics import ALERTS, Topic
+from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
 from shared.ledger.transitions import ENDS, AttemptState, GroupState, Place, RunState, move
 
 FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
@@ -207,6 +207,10 @@ class Catalogue:
     def free(self) -> int:
         return int(self._free.sum())
 
+    def free_ones(self) -> np.ndarray:
+        """bool per problem, in the order of `ids`."""
+        return self._free.copy()
+
     def take(self, problem: str) -> None:
         self._free[self.index[problem]] = False
 
@@ -350,8 +354,13 @@ class WorkingSet:
         self.head.last_message += 1
         self.changes.outbox.append(Message(self.head.last_message, topic, key, message))
 
-    def enter(self, state: RunState, now: float, reason: str) -> None:
-        """The budget's clock stands unless the run is running; the first request of a stretch starts it."""
+    def say_over(self) -> None:
+        """The run is finished; everybody may forget it."""
+        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by=BY_SCHEDULER)
+        self.say(RUNS_CONTROL, self.id, over)
+
+    def enter(self, state: RunState, now: float, reason: str, *, by: str = BY_SCHEDULER) -> None:
+        """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word."""
         head = self.head
         if head.clock_started_at is not None and state is not RunState.running:
             head.spent_s, head.clock_started_at = self.clock(now), None
@@ -364,7 +373,7 @@ class WorkingSet:
                 head.finished_at = now
         head.state, head.reason = state, reason
         self.last_work_at = now
-        self.event(now, f"run.{state.value}", "", head.last_event, reason=reason)
+        self.event(now, f"run.{state.value}", "", head.last_event, reason=reason, by=by)
 
     def row(self, table: str, **values: Any) -> None:
         self.changes.rows.setdefault(table, []).append({"run_id": self.id, **values})

@@ -25,6 +25,7 @@ from shared.contracts.ids import checkpoint_prefix
 from shared.contracts.messages import StepCommitted
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.weights import Tensors
 
 FORMAT = "etude-step-1"
 KEEP = 2  # the newest, and one to fall back to if it is damaged
@@ -42,6 +43,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # continued from here; 0: the base policy
     trainer: str
     claimed_at: float  # wall-clock seconds, for people
+    rollback: str = ""  # the word of runs.control that it obeys (see rollback)
 
 
 class StepCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +61,13 @@ class StepCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to go on. `checkpoint` None: from the base policy."""
+    """Where to go on. `checkpoint` None: from the base policy. `weights`: in place of `state` where there is none, the
+    published tensors to begin from, with fresh moments."""
 
     checkpoint: StepCheckpoint | None
     state: Mapping[str, Tensor] | None
     trained: frozenset[str]
+    weights: Tensors | None = None
 
     @property
     def step(self) -> int:
@@ -84,13 +88,20 @@ def forks(incarnations: list[Incarnation]) -> dict[int, Fork]:
     return {i.incarnation: Fork(i.parent, i.step) for i in incarnations}
 
 
-def claim(objects: Objects, run: str, trainer: str, resume: Resume) -> Incarnation:
+def claim(objects: Objects, run: str, trainer: str, resume: Resume, rollback: str = "") -> Incarnation:
     """Takes the next incarnation. Two that claim at once get different numbers; the higher one wins."""
     number = len(read_incarnations(objects, run))
     while True:
         # The first to continue a base policy without any checkpoint still has the incarnations before it as ancestors.
         parent = resume.checkpoint.incarnation if resume.checkpoint else number - 1
-        mine = Incarnation(incarnation=number, parent=parent, step=resume.step, trainer=trainer, claimed_at=time.time())
+        mine = Incarnation(
+            incarnation=number,
+            parent=parent,
+            step=resume.step,
+            trainer=trainer,
+            claimed_at=time.time(),
+            rollback=rollback,
+        )
         if objects.put_if_absent(_incarnation_key(run, number), msgspec.json.encode(mine)) is not None:
             return mine
         number += 1
@@ -136,22 +147,22 @@ def write(
     return ref
 
 
-def _found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
+def found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
     """(incarnation, step, manifest key) of every whole checkpoint, the surviving one first.
 
     The newest incarnation that has one: whatever an older one wrote after being superseded lies on a dead branch.
     """
     root, end = f"runs/{run}/checkpoints/", "/manifest.json"
-    found = []
+    places = []
     for key in objects.list(root):
         if key.endswith(end):
             incarnation, step = key.removeprefix(root).removesuffix(end).split("-")
-            found.append((int(incarnation), int(step), key))
-    return sorted(found, reverse=True)
+            places.append((int(incarnation), int(step), key))
+    return sorted(places, reverse=True)
 
 
 def _prune(objects: Objects, run: str) -> None:
-    for _, _, key in _found(objects, run)[KEEP:]:
+    for _, _, key in found(objects, run)[KEEP:]:
         prefix = key.removesuffix("/manifest.json")
         objects.delete(key)  # first, so that no half checkpoint looks whole
         for other in list(objects.list(prefix + "/")):
@@ -160,7 +171,7 @@ def _prune(objects: Objects, run: str) -> None:
 
 def manifests(objects: Objects, run: str) -> Iterator[StepCheckpoint]:
     """Readable checkpoints, the one to resume from first."""
-    for _, _, key in _found(objects, run):
+    for _, _, key in found(objects, run):
         try:
             manifest = msgspec.json.decode(objects.get(objects.head(key)), type=StepCheckpoint)
         except (ObjectMissing, ObjectDamaged, msgspec.DecodeError) as error:

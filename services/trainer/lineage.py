@@ -18,7 +18,7 @@ class Fork:
     step: int
 
 
-def _path(forks: Mapping[int, Fork], incarnation: int) -> dict[int, int | None]:
+def past(forks: Mapping[int, Fork], incarnation: int) -> dict[int, int | None]:
     """The incarnation and its ancestors -> up to which step they belong to its past (None: no end)."""
     path: dict[int, int | None] = {}
     upto: int | None = None
@@ -35,7 +35,7 @@ def distance(forks: Mapping[int, Fork], here: tuple[int, int], there: tuple[int,
 
     On our own line it is the difference of the steps, negative if `there` lies ahead of `here`.
     """
-    ours, theirs = _path(forks, here[0]), _path(forks, there[0])
+    ours, theirs = past(forks, here[0]), past(forks, there[0])
     common = max((i for i in ours if i in theirs), default=-1)
     ends = [end for end in (ours.get(common), theirs.get(common)) if end is not None]
     part = min(ends) if common >= 0 and ends else None  # None: the same incarnation

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from shared.model import ModelConfig, Transformer, published_tensors
 from shared.model.checkpoint import KEPT_IN_FLOAT32
-from shared.weights.torch_tensors import to_bits
+from shared.weights import Tensors
+from shared.weights.torch_tensors import from_bits, to_bits
 
 
 def published_bits(model: Transformer) -> dict[str, np.ndarray]:
@@ -18,6 +19,17 @@ def published_bits(model: Transformer) -> dict[str, np.ndarray]:
     tensors = published_tensors(model)
     keep = frozenset(name for name in tensors if name.endswith(KEPT_IN_FLOAT32))
     return to_bits(tensors, keep_float32=keep)
+
+
+def load_published(model: Transformer, tensors: Tensors) -> None:
+    """The masters become a published version's values. Raises ValueError where a tensor is missing or of another shape."""
+    views = published_tensors(model)
+    for name, value in from_bits(tensors).items():
+        if name not in views or views[name].shape != value.shape:
+            raise ValueError(f"{name!r}: found {tuple(value.shape)}, which is no tensor of this run's model")
+        views[name].copy_(value)
+    if missing := sorted(views.keys() - tensors.keys()):
+        raise ValueError(f"the version has no {missing[0]!r}")
 
 
 def model_from_state(config: ModelConfig, state: Mapping[str, Tensor]) -> Transformer:

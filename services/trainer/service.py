@@ -8,24 +8,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import tempfile
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 import torch
 
-from services.trainer import metrics, samples
+from services.trainer import metrics, rollback, samples
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.hand import Hand
-from services.trainer.training import FIRST_DELAY_S, LAST_DELAY_S, Advance, Announcement, TrainingRun
+from services.trainer.rollback import Wanted
+from services.trainer.training import FIRST_DELAY_S, LAST_DELAY_S, Advance, Announcement, TrainingRun, insist
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.messages import Alert, GroupQuarantined, GroupReady, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import (
+    ALERTS,
     GROUPS_QUARANTINED,
     GROUPS_READY,
     POLICIES_PUBLISHED,
@@ -46,18 +50,24 @@ class RunState:
     """What runs.control says about a run."""
 
     config: Ref | None = None
-    state: str = "running"  # running | paused | stopping | finished
+    state: str = "running"  # running | paused (what is complete is trained) | held (nothing is) | stopping | finished
+    rollbacks: list[Wanted] = field(default_factory=list)
 
     def apply(self, message: RunControl) -> None:
+        """A run that is over is paused or stopped by nobody: to open it again would claim an incarnation of it."""
         match message.action:
             case "start" | "resume":
                 self.state = "running"
-            case "pause":
-                self.state = "paused"
-            case "stop":
+            case "pause" if self.state in ("running", "paused", "held"):
+                self.state = "paused" if message.drain else "held"
+            case "stop" if self.state != "finished":
                 self.state = "stopping"
             case "finished":
                 self.state = "finished"
+            case "rollback" if (
+                self.state != "finished" and (wanted := Wanted.of(message)) and wanted not in self.rollbacks
+            ):
+                self.rollbacks.append(wanted)
         if message.config is not None and self.config is None:
             self.config = message.config  # what trains is fixed for the run; `reconfigure` is the scheduler's
 
@@ -170,6 +180,8 @@ class Service:
         assert ref is not None
         config = msgspec.json.decode(await asyncio.to_thread(self.objects.get, ref), type=RunConfig)
 
+        back = await self._wanted(run)
+
         def build() -> TrainingRun:
             torch.set_num_threads(self.settings.trainer_threads)
             return TrainingRun(
@@ -180,6 +192,7 @@ class Service:
                 device=self.settings.device,
                 zero_stage=self.settings.trainer_zero_stage,
                 mtp_stride=self.settings.trainer_mtp_stride,
+                back=back,
             )
 
         training: TrainingRun = await self._in_thread(build)
@@ -189,6 +202,23 @@ class Service:
             "incarnation_started", incarnation=training.mine.incarnation, step=training.step, serial=training.serial
         )
         return training
+
+    async def _wanted(self, run: str) -> Wanted | None:
+        """The version that the run must go back to now. One that it cannot go back to is said aloud, and forgotten."""
+        said = self.runs[run].rollbacks
+        back = await self._in_thread(insist, lambda: rollback.pending(self.objects, run, said))
+        if back is None:
+            return None
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                await self._in_thread(insist, lambda: rollback.resume(self.objects, run, back.serial, Path(scratch)))
+        except rollback.Impossible as why:
+            said.clear()
+            what = f"the run does not go back: {why}"
+            alert = Alert(run=run, name="rollback_refused", severity="critical", what=what)
+            await self._announce([(ALERTS, alert)])
+            return None
+        return back
 
     async def _train(self, run: str) -> None:
         """From opening to the run's end or ours. A last checkpoint is written either way."""
@@ -203,18 +233,21 @@ class Service:
         )
         for ready in self.early.pop(run, OrderedDict()).values():
             self._announced(ready)
+        said = len(self.runs[run].rollbacks)
         try:
             while not self.stop.is_set() and self._current() == run:
                 hand.changed.clear()
-                batch = (
-                    None if self.runs[run].state == "paused" else hand.take(training.config.schedule.groups_per_step)
-                )
+                if len(self.runs[run].rollbacks) > said:
+                    if await self._wanted(run) is not None:
+                        return  # without a checkpoint: this branch ends here, and it would push older ones out
+                    said = len(self.runs[run].rollbacks)
+                batch = None if self.runs[run].state == "held" else hand.take(training.config.schedule.groups_per_step)
                 metrics.IN_HAND.labels(run).set(len(hand))
                 if batch is not None:
                     self.health.clear(GROUPS)
                     await self._step(training, batch)
                     continue
-                if self.runs[run].state == "stopping":
+                if self.runs[run].state != "running":
                     await self._checkpoint(training)  # what comes now may still make a batch, but need not
                 self.health.wait_on(GROUPS)
                 with contextlib.suppress(TimeoutError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,10 +21,10 @@ import numpy as np
 import structlog
 import torch
 
-from services.trainer import checkpoints, lineage
+from services.trainer import checkpoints, lineage, rollback
 from services.trainer.checkpoints import Superseded
 from services.trainer.engine import Engine
-from services.trainer.masters import published_bits
+from services.trainer.masters import load_published, published_bits
 from services.trainer.samples import Sample
 from services.trainer.step import Trainer
 from shared import weights
@@ -74,29 +74,39 @@ class TrainingRun:
         device: str = "cpu",
         zero_stage: int = 0,
         mtp_stride: int = 4,
+        back: rollback.Wanted | None = None,
     ) -> None:
+        """`back`: the run goes on from that version instead of the newest checkpoint. Raises rollback.Impossible."""
         self.objects, self.config, self.cache = objects, config, cache
         self.run = config.run
         torch.manual_seed(config.seed)
+        resume = checkpoints.find(objects, self.run, cache) if back is None else self._back_to(back.serial)
         directory = download_directory(objects, config.base, cache / "base" / config.base.checksum)
         model = load_checkpoint(directory, dtype=torch.float32).to(device)
+        if resume.weights is not None:
+            load_published(model, resume.weights)
         reference = _frozen(load_checkpoint(directory, dtype=torch.float32).to(device)) if config.train.kl > 0 else None
         self.engine = Engine(model, config.train, zero_stage=zero_stage)
         self.trainer = Trainer(self.engine, config.train, reference=reference, mtp_stride=mtp_stride)
-        resume = checkpoints.find(objects, self.run, cache)
         if resume.state is not None:
             self.engine.load(resume.state)
         self.step = resume.step
         self.trained = set(resume.trained)
         self.quarantined: set[str] = set()
-        self.mine = checkpoints.claim(objects, self.run, trainer, resume)
+        self.mine = checkpoints.claim(objects, self.run, trainer, resume, back.id if back else "")
         self.forks = checkpoints.forks(checkpoints.read_incarnations(objects, self.run))
         self._positions: dict[int, tuple[int, int]] = {}
         self._checkpointed = self.step
         self._version: weights.Version | None = None
         self._since_base = 0
         self._last_committed: StepCommitted | None = resume.checkpoint.committed if resume.checkpoint else None
+        if back is not None:
+            self.checkpoint()  # before anything else: whoever starts again must not resume the branch that was left
         self._opening = self._open(resume)
+
+    def _back_to(self, serial: int) -> checkpoints.Resume:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        return insist(lambda: rollback.resume(self.objects, self.run, serial, self.cache))
 
     @property
     def serial(self) -> int:
@@ -129,8 +139,9 @@ class TrainingRun:
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
-    def _publish(self, *, as_base: bool = False) -> PolicyPublished:
-        """Puts the version of the present masters into the object store; durable when it returns."""
+    def _publish(self, groups: Mapping[str, int] | None = None, *, as_base: bool = False) -> PolicyPublished:
+        """Puts the version of the present masters into the object store; durable when it returns. `groups`: what its step
+        trained, and how old; None: it is no step's."""
         bits = published_bits(self.engine.model)
         base = as_base or self._version is None or self._since_base + 1 >= self.config.train.base_every
         previous = None if base else self._version
@@ -138,7 +149,7 @@ class TrainingRun:
             self.check_not_superseded()
             serial = self._version.serial + 1 if self._version else weights.highest_serial(self.objects, self.run) + 1
             try:
-                ref = self._put(serial, previous, bits)
+                ref = self._put(serial, previous, bits, {} if groups is None else rollback.note(groups))
                 break
             except weights.SerialTaken:
                 # Only a process that has lost its claim takes a serial of ours after we looked, and only at our start.
@@ -152,11 +163,11 @@ class TrainingRun:
             run=self.run, serial=serial, incarnation=self.mine.incarnation, step=self.step, parent=parent, manifest=ref
         )
 
-    def _put(self, serial: int, previous: weights.Version | None, bits: weights.Tensors) -> Ref:
-        tries = itertools.count()
+    def _put(self, serial: int, previous: weights.Version | None, bits: weights.Tensors, notes: dict[str, str]) -> Ref:
+        tries, place = itertools.count(), (self.mine.incarnation, self.step)
         return insist(
             lambda: weights.publish(
-                self.objects, self.run, serial, self.mine.incarnation, self.step, previous, bits, again=next(tries) > 0
+                self.objects, self.run, serial, *place, previous, bits, notes, again=next(tries) > 0
             )
         )
 
@@ -222,7 +233,7 @@ class TrainingRun:
             return result
         self.step += 1
         now = time.perf_counter()
-        result.published = self._publish()
+        result.published = self._publish({sample.ready.group: age for sample, age in kept})
         metrics = trained.metrics | self._describe(kept) | {"seconds_publish": time.perf_counter() - now}
         metrics["seconds_step"] = time.perf_counter() - began
         self.trained |= {sample.ready.group for sample, _ in kept}

@@ -231,12 +231,23 @@ class EvalFinished(_Message, frozen=True, kw_only=True):
     figures: dict[str, float]
 
 
-class RunControl(_Message, frozen=True, kw_only=True):
-    """start carries the configuration; `reconfigure` a new one. Every service reads this topic from its beginning."""
+BY_SCHEDULER = "scheduler"  # who says what the scheduler says on runs.control; nobody else may have this name
 
-    action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure"]
+
+class RunControl(_Message, frozen=True, kw_only=True):
+    """start carries the configuration; `reconfigure` a new one; `rollback` the version to go on from, and a fresh `id`, by
+    which the trainer knows whether it has obeyed. Every service reads this topic from its beginning.
+
+    pause: nothing more is asked for, and what runs is finished. A word that does not fit the run's state
+    (`shared.ledger.transitions.RUN_MOVES`) changes nothing."""
+
+    action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure", "rollback"]
     config: Ref | None = None
+    serial: int | None = None
+    id: str = ""
     reason: str = ""
+    drain: bool = True  # of a pause: the trainer trains what is complete; False: it stops after the step in hand
+    by: str = ""  # whose word it is, for people: a person of the console, a service, a command; "": not said
 
 
 class Alert(_Message, frozen=True, kw_only=True):

@@ -116,6 +116,29 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
     return model
 
 
+def tensor_shapes(directory: Path | str) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors in a checkpoint's files, by name; no tensor is read. Raises UnknownModel."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _files(Path(directory)):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                    shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+    return shapes
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that a checkpoint of this configuration has, by published name. Allocates nothing. Raises
+    UnknownModel where the configuration contradicts itself."""
+    try:
+        with torch.device("meta"):
+            return {name: tuple(tensor.shape) for name, tensor in published_tensors(Transformer(config)).items()}
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        raise UnknownModel(f"config.json describes no model: {error}") from None
+
+
 def _files(directory: Path) -> list[Path]:
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if index.exists():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -21,11 +22,14 @@ from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.pages import build_app
+from services.console.service import read
+from shared import bus
 from shared.contracts import messages as m
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack
 from shared.telemetry import Health
 from tests.unit.console.conftest import RUN, World, world
+from tests.unit.console.serving import OPERATOR, access
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright here: install playwright, axe-playwright-python"
@@ -34,7 +38,18 @@ playwright = pytest.importorskip(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["world"]  # a fixture
 
-PAGES = ["/", f"/runs/{RUN}", f"/runs/{RUN}/attempts", f"/runs/{RUN}/attempts/a-0", "/alerts", "/nowhere"]
+PAGES = [
+    "/",
+    f"/runs/{RUN}",
+    f"/runs/{RUN}/attempts",
+    f"/runs/{RUN}/attempts/a-0",
+    f"/runs/{RUN}/problems",
+    "/alerts",
+    "/compare",
+    f"/compare?run={RUN}&run=none",
+    "/sign-in",
+    "/nowhere",
+]
 LONG = 200_000  # tokens of a long attempt
 OPENS_S = 2.0  # processor time in which its page must be there; wall time would measure whoever else is on the machine
 # Each of these would set window.pwned, open a dialog, load something or change the page, if it were taken as markup.
@@ -78,19 +93,23 @@ class Console:
 @pytest.fixture
 def console(world: World, tmp_path: Path) -> Iterator[Console]:
     settings = ConsoleSettings(state=tmp_path)
-    board = Board(settings.console_attempts)
+    board, entry = Board(settings.console_attempts), access()
     for _, _, message in world.messages:
         board.apply(message)
-    app = build_app(settings, board, Library(world.objects, settings.formats))
+    app = build_app(settings, board, Library(world.objects, settings.formats), entry)
     ready: threading.Event = threading.Event()
     place: dict[str, Any] = {}
 
     async def serve() -> None:
         async with Health("console", settings, app) as health:
             health.wait_on("nothing in particular")
+            entry.bus = messages = bus.connect(settings.bus_url, client="console")
+            reading = asyncio.create_task(read(messages, board))
             place.update(url=health.url, loop=asyncio.get_running_loop(), stop=asyncio.Event())
             ready.set()
             await place["stop"].wait()
+            reading.cancel()
+            await messages.close()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
@@ -174,6 +193,44 @@ def test_pages_are_reached_by_links_and_by_the_keyboard_alone(visit: Callable[..
     assert page.heard == []
 
 
+def test_an_operator_signs_in_pauses_and_signs_out_by_the_keyboard_alone(visit: Callable[..., Any]) -> None:
+    page = visit(f"/runs/{RUN}")
+    assert page.get_by_role("button", name="Pause").count() == 0
+    page.get_by_role("link", name="Sign in", exact=True).first.press("Enter")
+    page.get_by_label("Token").fill("nobody's token, long enough")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    page.get_by_label("Token").fill(OPERATOR)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{RUN}")
+    page.get_by_text("Pause…").press("Enter")
+    page.get_by_label("Why").first.fill(ATTACKS[0])
+    page.keyboard.press("Enter")
+    page.get_by_text("paused", exact=True).first.wait_for()
+    assert page.get_by_role("row", name="alice").get_by_text(ATTACKS[0]).is_visible()
+    page.get_by_text("Resume…").press("Enter")
+    page.get_by_role("button", name="Resume").press("Enter")
+    page.get_by_text("running", exact=True).first.wait_for()
+    page.get_by_role("button", name="Sign out").press("Enter")
+    page.get_by_role("link", name="Sign in", exact=True).first.wait_for()
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.cookie") == ""  # out of reach of scripts
+    assert [text for text in page.heard if "401" not in text] == []  # the wrong token's answer
+
+
+def test_the_pages_of_who_is_signed_in_have_no_serious_barrier(visit: Callable[..., Any]) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = visit(f"/sign-in?next=/runs/{RUN}")
+    page.get_by_label("Token").fill(OPERATOR)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{RUN}")
+    for summary in page.locator("details.action > summary").all():
+        summary.click()
+    found = axe.Axe().run(page).response["violations"]
+    assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found if v["impact"] in ("serious", "critical")] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_a_page_takes_over_what_is_new_and_leaves_a_reader_alone(visit: Callable[..., Any], console: Console) -> None:
     page = visit("/alerts")
     assert page.get_by_text("fresh news").count() == 0
@@ -196,11 +253,13 @@ def test_what_an_agent_wrote_is_shown_and_does_nothing(
         verdict = msgspec.structs.replace(scored.verdict, error=attack)
         console.tell(msgspec.structs.replace(scored, key=key, verdict=verdict, terms={attack: 1.0}))
         console.tell(m.Alert(run=attack, name=attack, severity="critical", what=attack, examples=[attack]))
-        console.tell(m.RunControl(run=attack, action="stop", reason=attack))
+        console.tell(m.RunControl(run=attack, action="stop", reason=attack, by=attack))
+        console.tell(m.RunControl(run=RUN, action="rollback", serial=number, id="x", reason=attack, by=attack))
         console.tell(m.PolicyApplied(run=RUN, replica=attack, url="x", serial=1, pause_s=0.1, ok=False, reason=attack))
         console.tell(m.EvalFinished(run=RUN, eval=attack, serial=1, report=world.config.base, figures={attack: 1.0}))
     console.tell(m.RunControl(run=RUN, action="stop", reason=ATTACKS[0]))
-    paths = [*PAGES[:-1], *(f"/runs/{RUN}/attempts/x-{number}" for number in range(len(ATTACKS)))]
+    compared = f"/compare?run={RUN}&run={quote(ATTACKS[1], safe='')}&run={quote(ATTACKS[4], safe='')}"
+    paths = [*PAGES[:-1], compared, *(f"/runs/{RUN}/attempts/x-{number}" for number in range(len(ATTACKS)))]
     for path in paths:
         page = visit(path)
         assert page.evaluate("window.pwned") is None, path

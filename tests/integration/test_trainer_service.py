@@ -24,6 +24,7 @@ from shared import bus as buses
 from shared import weights
 from shared.bus import Bus
 from shared.contracts.messages import (
+    Alert,
     GroupQuarantined,
     GroupReady,
     IncarnationStarted,
@@ -32,6 +33,7 @@ from shared.contracts.messages import (
     StepCommitted,
 )
 from shared.contracts.topics import (
+    ALERTS,
     GROUPS_QUARANTINED,
     GROUPS_READY,
     POLICIES_PUBLISHED,
@@ -82,7 +84,7 @@ class World:
         self.task = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        topics = [STEPS_COMMITTED, POLICIES_PUBLISHED, GROUPS_QUARANTINED, GROUPS_READY]
+        topics = [STEPS_COMMITTED, POLICIES_PUBLISHED, GROUPS_QUARANTINED, GROUPS_READY, ALERTS]
         async for delivery in self.bus.deliveries(topics, group=None, max_in_flight=64):
             self.heard.append(delivery.message)
             delivery.done()
@@ -149,6 +151,89 @@ def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path
             assert verify.exit_code == 0, verify.output
             lines = [msgspec.json.decode(line) for line in verify.output.splitlines() if line.startswith("{")]
             assert {line["what"]: line["equal"] for line in lines} == {"chain": True, "masters": True}
+        finally:
+            trainer.kill()
+            world.task.cancel()
+            await bus.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_run_trains_what_is_complete_a_held_one_does_not_and_both_go_on(state: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        objects = connect(f"file:{state / 'objects'}")
+        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+        world = World(bus, objects)
+        ref = put_config(objects, run_config(objects, tmp_path / "base"))
+
+        async def say(action: str, **options: object) -> None:
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action=action, **options))  # type: ignore[arg-type]
+
+        await say("start", config=ref)
+        trainer = Process(state)
+        try:
+            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+            await say("pause")
+            await asyncio.sleep(0.5)  # the trainer has heard of it
+            await world.announce(0, 1, 2)
+            await world.until(lambda: len(world.of(StepCommitted)) == 1)
+            # Nothing else is complete, so the step is safe in a checkpoint although none is due.
+            await world.until(lambda: any("/checkpoints/" in key for key in objects.list(f"runs/{RUN}/")))
+            await say("pause", drain=False)
+            await asyncio.sleep(0.5)
+            await world.announce(3)
+            await asyncio.sleep(3)
+            assert len(world.of(StepCommitted)) == 1
+            await say("resume")
+            await world.until(lambda: len(world.of(StepCommitted)) == 2)
+            assert [set(c.groups) for c in world.of(StepCommitted)] == [{"g-0", "g-1"}, {"g-2", "g-3"}]
+        finally:
+            trainer.kill()
+            world.task.cancel()
+            await bus.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_held_run_goes_back_to_a_version_and_on_from_there(state: Path, tmp_path: Path) -> None:
+    """Three steps, pause, back to version 1, killed, started again: still there. Then resumed with other groups."""
+
+    async def scenario() -> None:
+        objects = connect(f"file:{state / 'objects'}")
+        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+        world = World(bus, objects)
+        ref = put_config(objects, run_config(objects, tmp_path / "base"))
+
+        async def say(action: str, **options: object) -> None:
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action=action, **options))  # type: ignore[arg-type]
+
+        await say("start", config=ref)
+        trainer = Process(state)
+        try:
+            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+            await world.announce(0, 1, 2, 3, 4, 5)
+            await world.until(lambda: len(world.of(StepCommitted)) == 3)
+            await say("pause", drain=False)
+            await say("rollback", serial=99, id="nowhere")
+            await world.until(lambda: any(a.name == "rollback_refused" for a in world.of(Alert)))
+            await say("rollback", serial=1, id="back")
+            await world.until(lambda: len(world.of(PolicyPublished)) == 5)
+            back = world.of(PolicyPublished)[-1]
+            assert (back.incarnation, back.step, back.parent) == (1, 1, -1)
+            digests = [
+                weights.read_manifest(objects, p.manifest).checksum
+                for p in world.of(PolicyPublished)
+                if p.serial in (1, back.serial)
+            ]
+            assert digests[0] == digests[1]
+            trainer.kill()
+            trainer = Process(state)
+            await world.until(lambda: len(world.of(PolicyPublished)) == 6)
+            again = world.of(PolicyPublished)[-1]
+            assert (again.incarnation, again.step) == (2, 1)
+            await say("resume")
+            await world.announce(2, 3)
+            await world.until(lambda: [c for c in world.of(StepCommitted) if (c.incarnation, c.step) == (2, 2)])
         finally:
             trainer.kill()
             world.task.cancel()

@@ -24,6 +24,9 @@ app.kubernetes.io/component: {{ .name }}
 - {name: ETUDE_JOBS, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: jobs}}}
 {{- end }}
 {{- if eq .name "console" }}
+- {name: ETUDE_CONSOLE_SCHEDULER, value: "http://{{ .root.Release.Name }}-scheduler:8700"}
+# Without the key a token is made at each start; it lies in the pod, in console/token below the state directory.
+- {name: ETUDE_CONSOLE_TOKEN, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: console-token, optional: true}}}
 # Prometheus and the probes ask for the pod's address.
 - name: ETUDE_CONSOLE_NAMES
   value: {{ append .root.Values.console.names "$(ETUDE_ADVERTISE)" | toJson | squote }}

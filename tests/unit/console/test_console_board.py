@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.console import transcript
-from services.console.board import Board
+from services.console.board import LISTED_RUNS, Board
 from services.console.charts import POINTS, Series, line_chart
 from services.console.visible import visible
 from shared.contracts import messages as m
@@ -28,7 +28,7 @@ def board_of(messages):
 def test_the_board_adds_up_what_the_messages_say(world):
     board = board_of(message for _, _, message in world.messages)
     run = board.runs[RUN]
-    assert (run.status, run.step, run.serial, run.scored) == ("running", 3, 3, 4)
+    assert (run.state, run.step, run.serial, run.scored) == ("running", 3, 3, 4)
     assert {version: tally.solved for version, tally in run.tallies.items()} == {0: 0, 1: 0, 2: 1, 3: 1}
     assert board.replicas["engine-0"].serial == 3
     assert [alert.name for alert in board.alerts] == ["drift"]
@@ -57,6 +57,19 @@ def test_evaluations_do_not_count_as_training(world):
     assert board.runs[RUN].scored == 0
     assert board.runs[RUN].tallies == {}
     assert list(board.runs[RUN].attempts) == ["a-e"]
+
+
+def test_of_runs_that_practised_long_ago_the_figures_stay_and_the_attempts_go(world):
+    board = Board(10)
+    for run in range(LISTED_RUNS + 5):
+        for attempt in range(3):
+            scored = world.scored(f"a-{attempt}", version=0, solved=attempt > 0)
+            board.apply(msgspec.structs.replace(scored, run=f"r-{run}"))
+    board.apply(msgspec.structs.replace(world.scored("a-9", version=0, solved=True), run="r-0"))  # it goes on
+    assert sum(bool(run.attempts) for run in board.runs.values()) == LISTED_RUNS
+    assert (board.runs["r-1"].scored, board.runs["r-1"].attempts) == (3, {})
+    assert (board.runs["r-1"].lately().attempts, board.runs["r-1"].lately().solved) == (3, 2)
+    assert list(board.runs["r-0"].attempts) == ["a-9"]
 
 
 def test_memory_is_bounded(world):

@@ -11,64 +11,23 @@ import socket
 import subprocess
 import sys
 import time
-from html.parser import HTMLParser
 from urllib.request import urlopen
 
-import aiohttp
 import pytest
 
-from services.console.board import Board
-from services.console.config import ConsoleSettings
-from services.console.library import Library
-from services.console.pages import build_app
-from services.console.service import serve
 from shared import bus
-from shared.telemetry import Health
 from tests.unit.console.conftest import HOSTILE, RUN
-
-
-class Page(HTMLParser):
-    """What a browser would find: elements with their attributes, and the text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.html = html
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
+from tests.unit.console.serving import console
 
 
 @pytest.fixture
 def visit(world, tmp_path):
-    """visit(path, …): a console that has read the world's messages answers; gives (status, headers, Page) for each."""
+    """visit(path, …): what a console that nobody has signed in to answers, (status, headers, Page) for each."""
 
     def go(*paths, headers=None):
         async def scenario():
-            settings = ConsoleSettings(state=tmp_path, bus=f"sqlite:{tmp_path / 'bus.db'}")
-            board = Board(settings.console_attempts)
-            app = build_app(settings, board, Library(world.objects, settings.formats))
-            async with asyncio.timeout(30), Health("console", settings, app) as health:
-                messages = bus.connect(settings.bus_url, client="test")
-                await messages.publish_many(world.messages)
-                stop = asyncio.Event()
-                serving = asyncio.create_task(serve(messages, board, health, stop))
-                while not board.alerts or not board.runs or not board.runs[RUN].evals:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                found = []
-                async with aiohttp.ClientSession() as session:
-                    for path in paths:
-                        async with session.get(health.url + path, headers=headers) as answer:
-                            found.append((answer.status, answer.headers, Page(await answer.text())))
-                stop.set()
-                await serving
-                await messages.close()
-                return found
+            async with console(world, tmp_path) as there:
+                return [await there.get(path, headers=headers) for path in paths]
 
         return asyncio.run(scenario())
 
@@ -210,7 +169,7 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
         try:
             page = ""
             file = tmp_path / "run" / "console-x.json"
-            until = time.monotonic() + 30
+            until = time.monotonic() + 120
             while RUN not in page and time.monotonic() < until:
                 time.sleep(0.1)
                 if file.exists():
@@ -224,7 +183,7 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
                 assert json.load(answer)["ready"]
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
         assert not file.exists()
 
 

@@ -88,6 +88,19 @@ def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never
         env.write(ROOT / ".env.example", first)
 
 
+def test_an_older_environment_gets_the_secrets_that_are_new_and_keeps_its_own(tmp_path):
+    env, target = environment_writer(), tmp_path / ".env"
+    target.write_text("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    added = env.complete(ROOT / ".env.example", target)
+    assert "ETUDE_CONSOLE_TOKEN" in added
+    assert "ETUDE_GRAFANA_PASSWORD" not in added
+    text = target.read_text()
+    assert text.startswith("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    assert all(re.search(rf"^{name}=[0-9a-f]{{48}}$", text, re.MULTILINE) for name in added)
+    assert env.complete(ROOT / ".env.example", target) == []
+    assert target.read_text() == text
+
+
 def test_an_environment_without_a_registry_names_compose_files_that_exist(tmp_path):
     text = environment_writer().filled((ROOT / ".env.example").read_text(), local=True)
     (files,) = re.findall(r"^COMPOSE_FILE=(.+)$", text, re.MULTILINE)

@@ -64,6 +64,19 @@ def test_longer_attempts_and_unconfirmed_reward_are_noticed() -> None:
     assert [a.name for a in hollow] == ["reward_without_passes"]
 
 
+def test_a_policy_that_loses_half_of_what_it_could_at_its_best_is_noticed_with_attempts_that_failed() -> None:
+    watch = DriftWatch()
+    feed(watch, WINDOW)  # half of them solved
+    all_solved = Verdict(solved=True, passed=1, total=1)
+    assert feed(watch, WINDOW, verdict=all_solved, reward=1.0, terms={"solved": 1.0}) == []
+    assert feed(watch, WINDOW) == []  # half of its best is not less than half
+    none_solved = Verdict(solved=False, passed=0, total=1)
+    alerts = feed(watch, WINDOW, start=10_000, verdict=none_solved, reward=0.0, terms={"solved": 0.0})
+    assert [a.name for a in alerts] == ["fewer_solved"]
+    assert "1.00 in its best" in alerts[0].what
+    assert all(int(e[2:]) >= 10_000 for e in alerts[0].examples)
+
+
 def test_evaluations_and_other_configurations_are_kept_apart() -> None:
     watch = DriftWatch()
     feed(watch, WINDOW)

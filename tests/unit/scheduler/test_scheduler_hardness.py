@@ -113,3 +113,28 @@ def test_weights_are_always_positive_and_finite(rows: list[tuple[str, int, float
     assert np.isfinite(found).all()
     assert (found >= FLOOR * found.max()).all()
     assert found.min() > 0
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a/near", "a/far", "b/near", "b"]),
+            st.sampled_from(["x", "y", "z"]),
+            st.integers(0, 8),
+            st.floats(1, 6),
+            st.floats(0, 200),
+            st.integers(0, 60),
+        ),
+        max_size=30,
+    )
+)
+def test_the_reasons_multiply_up_to_the_estimate(outcomes: list[tuple[str, str, int, float, float, int]]) -> None:
+    hardness = Hardness()
+    for category, cell, solved, turns, thinking, step in outcomes:
+        hardness.observe(Outcome(category, cell, 8, solved, turns, thinking, step))
+    for category in ("a/near", "b/far", "new"):
+        for cell in ("x", "unknown"):
+            a, b = hardness.posterior([category], [cell])
+            odds = np.prod([factor.odds for factor in hardness.explain(category, cell)])
+            assert odds == pytest.approx(a[0] / b[0], rel=1e-6)

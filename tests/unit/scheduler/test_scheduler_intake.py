@@ -291,6 +291,42 @@ def test_pause_and_resume_delivered_again_do_not_count_again(room: Room) -> None
     assert room.ws.head.state == "paused"
 
 
+def test_going_back_to_a_version_is_recorded_with_who_said_so_and_changes_nothing_by_itself(room: Room) -> None:
+    word = m.RunControl(run=RUN, action="rollback", serial=3, id="x", by="alice", reason="it collapsed")
+    assert room.tell(word) == []
+    assert room.ws.head.state == "running"
+    ((subject, data),) = room.sql("select subject, data from events where kind = 'run.rollback'")
+    assert subject == "3"
+    assert "alice" in str(data)
+
+
+def alert(name: str, run: str = RUN) -> m.Alert:
+    return m.Alert(run=run, name=name, severity="warning", what="it solves nothing any more")
+
+
+def test_an_alert_that_the_configuration_names_pauses_the_run_once_and_says_why(engine: Engine) -> None:
+    room = Room(engine, config(pause_on=["fewer_solved"])).begin()
+    room.tell(alert("longer_attempts"), alert("fewer_solved", run="r-unknown"))
+    assert room.ws.head.state == "running"
+    assert room.tell(alert("fewer_solved"), offset=70) == []
+    assert room.ws.head.state == "paused"
+    (pause,) = [said for said in room.said if isinstance(said, m.RunControl)]
+    assert (pause.action, pause.drain, pause.by) == ("pause", False, "scheduler")
+    assert "it solves nothing any more" in pause.reason
+    room.tell(pause)  # our own word comes back
+    room.tell(m.RunControl(run=RUN, action="resume", by="alice"))
+    room.tell(pause)  # late
+    room.tell(alert("fewer_solved"), offset=70)  # delivered again
+    assert room.ws.head.state == "running"
+    room.tell(alert("fewer_solved"), offset=71)  # said again
+    assert room.ws.head.state == "paused"
+
+
+def test_without_being_named_an_alert_pauses_nothing(room: Room) -> None:
+    assert room.tell(alert("fewer_solved"), alert("gradient_not_finite")) == []
+    assert room.ws.head.state == "running"
+
+
 def test_an_impossible_configuration_ends_the_run_with_the_reason(engine: Engine) -> None:
     room = Room(engine, config(group_min=9))
     room.tell(m.RunControl(run=RUN, action="start", config=REF))

@@ -43,6 +43,16 @@ def test_while_nobody_listens_no_lease_runs_out(world: World) -> None:
     assert not world.desk.overdue(world.now + LEASE_S - 1)
 
 
+def test_while_a_run_is_paused_silence_that_nobody_listens_to_is_borne_too(world: World) -> None:
+    world.pause()
+    while world.inbox:
+        world.schedule()
+    before = states(world)
+    assert world.desk.overdue(world.now + LEASE_S + 1)
+    let_pass(world, 20 * LEASE_S, listening=False)
+    assert states(world) == before
+
+
 def test_a_lease_begins_anew_when_somebody_listens_again(world: World) -> None:
     claimed = states(world)[AttemptState.claimed]
     let_pass(world, 20 * LEASE_S, listening=False)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from services.scheduler.audit import audit, counts
+from services.scheduler.desk import Desk
+from services.scheduler.store import Store
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.ledger.models import Event
 from tests.unit.scheduler.ledgers import opened
 from tests.unit.scheduler.world import RUN, Trouble, World, config
 
@@ -33,6 +37,11 @@ def assert_sound(world: World, staleness: int = 2) -> None:
     report = audit(world.engine, RUN, max_staleness=staleness)
     assert report.findings == []
     assert not world.refused
+
+
+def events(engine: Engine) -> list[Any]:
+    with engine.begin() as connection:
+        return list(connection.execute(select(Event.__table__).where(Event.run_id == RUN).order_by(Event.sequence)))
 
 
 def bus_counts(world: World) -> dict[str, int]:
@@ -177,6 +186,70 @@ def test_the_clock_of_the_budget_stands_while_the_run_is_paused(engine: Engine) 
     world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume"))
     world.run_until("finished", ticks=100)
     assert counts(engine, RUN)["rollouts.requested"] > paused
+    assert_sound(world)
+
+
+@settings(
+    max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+)
+@given(troubles, st.integers(0, 10_000), st.lists(st.integers(1, 25), min_size=2, max_size=8))
+def test_however_often_a_run_is_paused_and_whatever_goes_wrong_meanwhile_nothing_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, trouble: Trouble, seed: int, stretches: list[int]
+) -> None:
+    """`stretches`: ticks of running, of pause, of running …"""
+    with opened("sqlite", tmp_path_factory.mktemp("world")) as engine:
+        world = World(engine, config(max_steps=8), seed=seed, trouble=replace(trouble))
+        world.start()
+        for number, ticks in enumerate(stretches):
+            for _ in range(ticks):
+                world.tick()
+            (world.resume if number % 2 else world.pause)()
+        world.resume()
+        world.run_until("finished", ticks=2000)
+        world.trouble = Trouble()
+        for _ in range(5):
+            world.tick()
+        assert_sound(world)
+
+
+def test_a_paused_run_asks_for_nothing_finishes_what_runs_and_trains_what_is_complete(engine: Engine) -> None:
+    world = World(engine, config(max_steps=12), trouble=Trouble(worker_dies=0.05), seed=3)
+    world.start()
+    for _ in range(12):
+        world.tick()
+    world.pause()
+    while world.state != "paused":
+        world.tick()
+    asked = counts(engine, RUN)["rollouts.requested"]
+    trained = len(world.trained)
+    for _ in range(60):
+        world.tick()
+    assert counts(engine, RUN)["rollouts.requested"] == asked  # what was lost meanwhile is not asked for again either
+    assert not world.running
+    assert len(world.trained) > trained
+    waiting = [g for g in world.groups.values() if g.group not in world.trained]
+    assert len(waiting) < world.run_config.schedule.groups_per_step
+    (who,) = [e.data for e in events(engine) if e.kind == "run.paused"]
+    assert who["by"] == "alice"
+    world.resume()
+    world.run_until("finished")
+    assert world.step == 12
+    assert_sound(world)
+
+
+def test_deadlines_and_leases_hold_while_a_run_is_paused(engine: Engine) -> None:
+    world = World(engine, config(max_steps=4, group_min=2), slow={2: 10_000, 3: 10_000})
+    world.desk = Desk(Store(engine), lambda ref: world.run_config, attempt_s=20)
+    world.start()
+    for _ in range(5):
+        world.tick()
+    world.pause()
+    for _ in range(60):
+        world.tick()
+    assert world.state == "paused"
+    assert not world.running  # told to submit at the limit, and they did
+    world.resume()
+    world.run_until("finished")
     assert_sound(world)
 
 

@@ -81,6 +81,7 @@ class World:
         self.delayed: list[Sent] = []
         self.queue: deque[m.RolloutRequested] = deque()
         self.running: dict[str, Running] = {}
+        self.held = False  # the run is paused: workers claim nothing
         self.claimed = 0
         self.published: list[Message] = []  # all that reached the bus
         self.refused: list[str] = []
@@ -118,6 +119,14 @@ class World:
             self.inbox.append(sent)
         if not ordered and self.random.random() < self.trouble.duplicate:
             self.delayed.append(sent)
+
+    def pause(self) -> None:
+        self.held = True
+        self.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause", by="alice"))
+
+    def resume(self) -> None:
+        self.held = False
+        self.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", by="alice"))
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -171,7 +180,7 @@ class World:
     # Workers and graders
 
     def work(self) -> None:
-        while self.queue and len(self.running) < self.capacity:
+        while self.queue and len(self.running) < self.capacity and not self.held:
             request = self.queue.popleft()
             if request.policy_floor > self.served:
                 self.queue.append(request)

@@ -1,0 +1,65 @@
+"""Requests to pages. Handlers gather values; templates lay them out, escaped. `services.console.site` is what all share."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+from services.console import site
+from services.console.board import Board
+from services.console.config import ConsoleSettings
+from services.console.library import Library
+from services.console.pages.actions import act
+from services.console.pages.attempts import attempt_page, attempts_page
+from services.console.pages.compare import compare_page
+from services.console.pages.overview import alerts_page, overview
+from services.console.pages.problems import problems_page
+from services.console.pages.run import run_page
+from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
+from services.console.watcher import Watcher
+
+STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+FORM_BYTES = 64 * 1024
+
+
+def build_app(settings: ConsoleSettings, board: Board, library: Library, access: site.Access) -> web.Application:
+    app = web.Application(middlewares=[site.guard], client_max_size=FORM_BYTES)
+    app[site.BOARD], app[site.LIBRARY], app[site.SETTINGS], app[site.ACCESS] = board, library, settings, access
+    app[site.TEMPLATES] = site.templates()
+    app[site.WATCHER] = Watcher(settings.state, lambda: access.bus)
+    app.cleanup_ctx.append(_http)
+    app.add_routes(
+        [
+            web.get("/", overview),
+            web.get("/runs/{run}", run_page),
+            web.post("/runs/{run}/{action:pause|resume|rollback|stop}", act),
+            web.get("/runs/{run}/problems", problems_page),
+            web.get("/runs/{run}/attempts", attempts_page),
+            web.get("/runs/{run}/attempts/{attempt}", attempt_page),
+            web.get("/compare", compare_page),
+            web.get("/alerts", alerts_page),
+            web.get("/sign-in", sign_in_form),
+            web.post("/sign-in", sign_in),
+            web.post("/sign-out", sign_out),
+            web.get("/static/{name}", static),
+        ]
+    )
+    return app
+
+
+async def _http(app: web.Application) -> AsyncIterator[None]:
+    async with aiohttp.ClientSession() as session:
+        app[site.HTTP] = session
+        yield
+        await app[site.WATCHER].close()
+
+
+async def static(request: web.Request) -> web.Response:
+    kind = STATIC.get(request.match_info["name"])
+    if kind is None:
+        raise web.HTTPNotFound(reason="There is no such file.")
+    text = importlib.resources.files("services.console").joinpath("static", request.match_info["name"]).read_text()
+    return web.Response(text=text, content_type=kind)

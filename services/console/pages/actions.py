@@ -1,0 +1,85 @@
+"""Pause, resume, stop, go back to a version: each is one message on `runs.control`, which the scheduler and everybody else follow.
+
+The topic is the record of who did what when: it is kept for a year, and the run's page shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from urllib.parse import quote
+
+import structlog
+from aiohttp import web
+
+from services.console.board import RunBoard
+from services.console.control import REASON_CHARS, allowed
+from services.console.site import ACCESS, require_operator, run_of
+from shared.bus import BusUnavailable
+from shared.contracts.messages import RunControl
+from shared.contracts.topics import RUNS_CONTROL
+
+PUBLISH_WITHIN_S = 10.0
+SEEN_WITHIN_S = 2.0  # the page after the action shows it, unless the bus is slow
+
+log = structlog.get_logger()
+
+
+async def act(request: web.Request) -> web.Response:
+    """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain`: a pause that trains what
+    is complete. `version`: which to go back to."""
+    form = await request.post()
+    person = require_operator(request, str(form.get("form_key", "")))
+    run, action = run_of(request), request.match_info["action"]
+    if action not in allowed(run.state):
+        raise web.HTTPConflict(reason=f"{run.run} is {run.state.value}: {action} does not apply. Nothing was done.")
+    reason = " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
+    drain = action != "pause" or "drain" in form
+    serial, word = None, ""
+    if action == "rollback":
+        serial, word = _version(run, str(form.get("version", ""))), secrets.token_hex(8)
+    message = RunControl(
+        run=run.run,
+        action=action,  # type: ignore[arg-type]
+        serial=serial,
+        id=word,
+        reason=reason,
+        drain=drain,
+        by=person.name,
+    )
+    bus = request.app[ACCESS].bus
+    try:
+        if bus is None:
+            raise BusUnavailable("not connected yet")
+        async with asyncio.timeout(PUBLISH_WITHIN_S):
+            await bus.publish(RUNS_CONTROL, run.run, message)
+    except (BusUnavailable, TimeoutError) as error:
+        log.warning("action_unsure", run=run.run, action=action, by=person.name, error=str(error))
+        raise web.HTTPServiceUnavailable(
+            reason=f"The bus does not answer. Whether {action} was said is not known; the run's page will show it if it was."
+        ) from None
+    log.info("action", run=run.run, action=action, by=person.name, reason=reason)
+    await _seen(run, message)
+    raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
+
+
+def _version(run: RunBoard, text: str) -> int:
+    serial = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
+    if run.versions.get(serial, 0) < 1:
+        raise web.HTTPConflict(
+            reason=f"Version {text[:20]!r} is none that a step of {run.run} has published. Nothing was done."
+        )
+    return serial
+
+
+async def _seen(run: RunBoard, message: RunControl) -> None:
+    """Until the board has heard what we said."""
+    until = time.monotonic() + SEEN_WITHIN_S
+    while time.monotonic() < until:
+        if any(
+            d.action.startswith(message.action) and d.by == message.by and d.reason == message.reason
+            for d in run.done[-3:]
+        ):
+            return
+        await asyncio.sleep(0.05)

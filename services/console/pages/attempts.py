@@ -1,0 +1,99 @@
+"""The attempts of a run, and one of them: as a conversation, and token by token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from services.console import transcript
+from services.console.site import LIBRARY, number, page, run_of
+from shared.contracts.messages import RolloutScored
+from shared.contracts.run import Purpose
+from shared.contracts.trajectory import Trajectory
+from shared.objects import ObjectDamaged, ObjectMissing
+
+PER_PAGE = 50
+TOKENS_PER_PAGE = 1500
+
+
+async def attempts_page(request: web.Request) -> web.Response:
+    """Newest first. `?outcome=solved|unsolved`, `?purpose=train|evaluate`, `?problem=ID`, `?page=N`."""
+    run = run_of(request)
+    query = {name: request.query.get(name, "") for name in ("outcome", "purpose", "problem")}
+
+    def wanted(scored: RolloutScored) -> bool:
+        return (
+            (query["outcome"] not in ("solved", "unsolved") or scored.verdict.solved == (query["outcome"] == "solved"))
+            and (query["purpose"] not in list(Purpose) or scored.key.purpose == query["purpose"])
+            and (not query["problem"] or scored.key.problem == query["problem"])
+        )
+
+    found = [scored for scored in reversed(run.attempts.values()) if wanted(scored)]
+    pages = max(1, -(-len(found) // PER_PAGE))
+    shown = min(number(request.query.get("page", "1"), 1), pages)
+    return page(
+        request,
+        "attempts.html",
+        run=run,
+        found=len(found),
+        attempts=found[(shown - 1) * PER_PAGE : shown * PER_PAGE],
+        query=query,
+        shown=shown,
+        pages=pages,
+    )
+
+
+async def attempt_page(request: web.Request) -> web.Response:
+    """One trajectory. `?segment=N&token=M` chooses the part that is shown token by token."""
+    run, attempt, library = run_of(request), request.match_info["attempt"], request.app[LIBRARY]
+    scored = run.attempts.get(attempt)
+    troubles: list[str] = []
+
+    async def attempted(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """None, and a sentence for the page, where something cannot be had."""
+        try:
+            return await asyncio.to_thread(function, *arguments)
+        except (ObjectMissing, ObjectDamaged, ValueError, OSError) as error:
+            troubles.append(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    ref = scored.trajectory if scored else await attempted("trajectory", library.find_trajectory, run.run, attempt)
+    if ref is None and not troubles:
+        raise web.HTTPNotFound(reason="No attempt of this name has been scored or stored.")
+    trajectory: Trajectory | None = await attempted("trajectory", library.trajectory, ref) if ref else None
+    chat = await attempted("chat format", library.chat, run.run)
+    config = await attempted("configuration", library.config, run.run)
+    problem = None
+    if config and trajectory:
+        evaluating = trajectory.key.purpose == Purpose.evaluate and config.eval_pack
+        pack = config.eval_pack if evaluating else config.pack
+        problem = await attempted("problem", library.problem, pack, trajectory.key.problem)
+    segments = trajectory.segments if trajectory else []
+    chosen = min(number(request.query.get("segment", "0"), 0), max(0, len(segments) - 1))
+    first = number(request.query.get("token", "0"), 0)
+
+    def render() -> web.Response:
+        """In a thread: a long trajectory takes a while."""
+        return page(
+            request,
+            "attempt.html",
+            run=run,
+            attempt=attempt,
+            scored=scored,
+            trajectory=trajectory,
+            problem=problem,
+            troubles=troubles,
+            conversation=[list(transcript.blocks(segment, chat)) for segment in segments],
+            versions=[transcript.versions(segment) for segment in segments],
+            chosen=chosen,
+            first=first,
+            per_page=TOKENS_PER_PAGE,
+            tokens=transcript.tokens(segments[chosen], chat, first, TOKENS_PER_PAGE) if segments else [],
+            length=len(segments[chosen].tokens) if segments else 0,
+            difference=transcript.diff(problem.files, trajectory.files) if problem and trajectory else [],
+        )
+
+    return await asyncio.to_thread(render)

@@ -1,0 +1,34 @@
+"""One run: its figures, curves, controls, evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from services.console.control import allowed
+from services.console.curves import HEADLINES, curves, draw
+from services.console.site import BOARD, LIBRARY, page, run_of
+from shared.objects import ObjectDamaged, ObjectMissing
+
+
+async def run_page(request: web.Request) -> web.Response:
+    run = run_of(request)
+    try:
+        config = await asyncio.to_thread(request.app[LIBRARY].config, run.run)
+    except (ObjectMissing, ObjectDamaged, ValueError, OSError):
+        config = None
+    board, charts = request.app[BOARD], [draw(curve) for curve in curves(run)]
+    return page(
+        request,
+        "run.html",
+        run=run,
+        config=config,
+        lately=run.lately(),
+        headlines=charts[:HEADLINES],
+        details=charts[HEADLINES:],
+        replicas=[r for r in sorted(board.replicas.values(), key=lambda r: r.replica) if r.run == run.run],
+        alerts=[a for a in board.alerts if a.run == run.run][:8],
+        actions=allowed(run.state),
+        evals=sorted(run.evals.values(), key=lambda e: e.serial),
+    )

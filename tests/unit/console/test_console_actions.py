@@ -1,0 +1,226 @@
+"""Signing in and acting: what is published, what is refused, and what the run's page remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from services.console.access import FAILURES
+from shared import bus
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from tests.unit.console.conftest import HOSTILE, RUN
+from tests.unit.console.serving import OPERATOR, VIEWER, Console, console
+
+Scenario = Callable[[Console], Awaitable[Any]]
+
+
+@pytest.fixture
+def run(world, tmp_path):
+    """run(scenario, **settings)"""
+
+    def go(scenario: Scenario, **settings: Any) -> Any:
+        async def within() -> Any:
+            async with console(world, tmp_path, **settings) as there:
+                return await scenario(there)
+
+        return asyncio.run(within())
+
+    return go
+
+
+async def signed_in(there: Console, token: str = OPERATOR) -> str:
+    """Returns the session's form key."""
+    status, _, page = await there.post("/sign-in", {"token": token, "next": f"/runs/{RUN}"})
+    assert status == 200
+    return page.hidden("form_key")
+
+
+async def said(there: Console) -> list[m.RunControl]:
+    """All of runs.control but the start."""
+    found = []
+    async for delivery in there.bus.deliveries([t.RUNS_CONTROL], None, 8):
+        found.append(delivery.message)
+        if found[-1].action == "finished":
+            return found[1:-1]
+    raise AssertionError
+
+
+async def end(there: Console) -> list[m.RunControl]:
+    await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+    return await said(there)
+
+
+def test_an_operator_pauses_resumes_and_stops_a_run_and_the_page_says_who_did_what_when_and_why(run):
+    async def scenario(there: Console) -> None:
+        key = await signed_in(there)
+        states = []
+        for action, drain in (("pause", {}), ("resume", {}), ("pause", {"drain": "on"}), ("stop", {})):
+            form = {"form_key": key, "reason": f"why {action} {HOSTILE}", **drain}
+            status, _, page = await there.post(f"/runs/{RUN}/{action}", form)
+            assert status == 200
+            states.append(there.board.runs[RUN].state.value)
+        assert states == ["paused", "running", "paused", "stopping"]
+        for expected in ("What was done to it", "alice", "why pause <script>", "UTC"):
+            assert expected in page.text
+        assert "<script>alert" not in page.html
+        heard = await end(there)
+        assert [(c.action, c.by, c.drain) for c in heard] == [
+            ("pause", "alice", False), ("resume", "alice", True), ("pause", "alice", True), ("stop", "alice", True),
+        ]  # fmt: skip
+
+    run(scenario)
+
+
+def test_nothing_is_done_without_a_token_with_a_viewers_or_with_a_wrong_one(run):
+    async def scenario(there: Console) -> None:
+        anonymous = await there.post(f"/runs/{RUN}/pause", {})
+        bearers = [
+            await there.post(f"/runs/{RUN}/pause", {}, headers={"Authorization": f"Bearer {token}"})
+            for token in (VIEWER, "wrong", "")
+        ]
+        key = await signed_in(there, VIEWER)
+        viewer = await there.post(f"/runs/{RUN}/pause", {"form_key": key})
+        assert [status for status, _, _ in (anonymous, *bearers, viewer)] == [401, 403, 401, 401, 403]
+        assert "Pause" not in viewer[2].text
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_an_operators_token_in_a_header_acts_without_a_session(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        status, answer, _ = await there.post(f"/runs/{RUN}/stop", {}, headers=headers, allow_redirects=False)
+        assert (status, answer["Location"]) == (303, f"/runs/{RUN}")
+        assert [(c.action, c.by) for c in await end(there)] == [("stop", "alice")]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_form_of_another_site_does_nothing_even_with_the_cookie(run, headers):
+    async def scenario(there: Console) -> None:
+        key = await signed_in(there)
+        status, _, _ = await there.post(f"/runs/{RUN}/pause", {"form_key": key}, headers=headers)
+        assert status == 403
+        signing = await there.post("/sign-in", {"token": OPERATOR}, headers=headers)
+        assert signing[0] == 403
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_the_cookie_alone_does_nothing_the_form_must_have_been_ours(run):
+    async def scenario(there: Console) -> None:
+        await signed_in(there)
+        statuses = [(await there.post(f"/runs/{RUN}/pause", form))[0] for form in ({}, {"form_key": "x"})]
+        assert statuses == [403, 403]
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_of_other_sites_and_is_not_the_token(run):
+    async def scenario(there: Console) -> None:
+        form = {"token": OPERATOR}
+        _, headers, _ = await there.post("/sign-in", form, allow_redirects=False)
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert OPERATOR not in cookie
+        assert int(re.findall(r"Max-Age=(\d+)", cookie)[0]) <= 24 * 3600
+
+    run(scenario)
+
+
+def test_signing_out_ends_the_session_for_whoever_kept_its_cookie(run):
+    async def scenario(there: Console) -> None:
+        key = await signed_in(there)
+        kept = {c.key: c.value for c in there.http.cookie_jar}
+        await there.post("/sign-out", {"form_key": key})
+        status, _, _ = await there.post(f"/runs/{RUN}/pause", {"form_key": key}, cookies=kept)
+        assert status == 401
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_wrong_tokens_are_soon_not_looked_at_any_more_and_the_right_one_neither(run):
+    async def scenario(there: Console) -> None:
+        statuses = [(await there.post("/sign-in", {"token": f"wrong-{i}"}))[0] for i in range(FAILURES)]
+        assert statuses == [401] * FAILURES
+        status, headers, page = await there.post("/sign-in", {"token": OPERATOR})
+        assert (status, int(headers["Retry-After"]) > 0) == (429, True)
+        assert "Content-Security-Policy" in headers
+        bearer, _, _ = await there.post(f"/runs/{RUN}/pause", {}, headers={"Authorization": f"Bearer {OPERATOR}"})
+        assert bearer == 429
+        assert OPERATOR not in page.html
+
+    run(scenario)
+
+
+def test_where_reading_needs_a_token_nothing_of_a_run_is_shown_without_one_and_probes_go_on(run):
+    async def scenario(there: Console) -> None:
+        for path in ("/", f"/runs/{RUN}", f"/runs/{RUN}/attempts/a-0", "/alerts", "/nowhere"):
+            status, _, page = await there.get(path)
+            assert (status, "Sign in" in page.text) == (200, True)  # sent there
+            assert RUN not in page.text
+        assert [(await there.get(path))[0] for path in ("/healthz", "/metrics", "/static/console.css")] == [200] * 3
+        await signed_in(there, VIEWER)
+        assert RUN in (await there.get("/"))[2].text
+        assert "4 of the last 4" in (await there.get(f"/runs/{RUN}/attempts"))[2].text
+
+    run(scenario, console_reading="token")
+
+
+def test_an_action_that_does_not_fit_the_runs_state_is_refused_and_an_unknown_run_or_action_is_not_there(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        paths = (f"/runs/{RUN}/resume", "/runs/none/pause", f"/runs/{RUN}/delete")
+        assert [(await there.post(path, {}, headers=headers))[0] for path in paths] == [409, 404, 404]
+        assert (await there.get(f"/runs/{RUN}/pause", headers=headers))[0] == 405
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_a_bus_that_is_away_is_said(run, tmp_path):
+    async def scenario(there: Console) -> None:
+        there.access.bus = closed = bus.connect("sqlite:" + str(tmp_path / "other.db"), client="closed")
+        await closed.close()
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        status, _, page = await there.post(f"/runs/{RUN}/pause", {}, headers=headers)
+        assert status == 503
+        assert "does not answer" in page.text
+
+    run(scenario)
+
+
+def test_going_back_names_a_published_version_and_is_one_word_of_its_own(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        forms = [{"version": "2"}, {"version": "2"}, {"version": "0"}, {"version": "99"}, {"version": "²"}, {}]
+        statuses = [(await there.post(f"/runs/{RUN}/rollback", form, headers=headers))[0] for form in forms]
+        assert statuses == [200, 200, 409, 409, 409, 409]
+        _, _, page = await there.get(f"/runs/{RUN}")
+        assert "rollback to version 2" in page.text
+        assert there.board.runs[RUN].state.value == "running"
+        first, second = await end(there)
+        assert (first.action, first.serial, first.by) == ("rollback", 2, "alice")
+        assert first.id
+        assert first.id != second.id
+
+    run(scenario)
