@@ -131,8 +131,8 @@ def _answer(
                 f"/generate: {len(tokens)} output_ids, but log-probabilities of {len(pairs)} or of other tokens"
             )
         mine["output_token_logprobs"] = pairs
-    if asked.return_routed_experts and routing:
-        if "routed_experts" not in meta and tokens:
+    if asked.return_routed_experts:  # "" where there are none: the embedded engine's answer of a dense model
+        if routing and "routed_experts" not in meta and tokens:
             raise BadAnswer("/generate: no routed_experts; start SGLang with --enable-return-routed-experts")
         mine["routed_experts"] = meta.get("routed_experts", "")
     mine |= {name: value for name, value in meta.items() if name.startswith("spec_") or name == "num_retractions"}

@@ -112,6 +112,11 @@ def test_no_sent_id_begins_with_another(one, other):
     assert one == other or not sent_rid(one).startswith(sent_rid(other))
 
 
+def test_a_dense_model_answers_no_rows_as_in_the_embedded_engine():
+    assert back(recorded(routed_experts=None), routing=False)["meta_info"]["routed_experts"] == ""
+    assert "routed_experts" not in back(recorded(), asked(return_routed_experts=False))["meta_info"]
+
+
 def test_an_answer_has_our_fields_and_the_rollout_worker_reads_it():
     mine = back(recorded())
     meta = mine["meta_info"]
