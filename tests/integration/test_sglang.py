@@ -33,6 +33,7 @@ from tests.sglang import KINDS, interpreter
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONTEXT = 256
+START_S = 900  # SGLang's imports alone take minutes on a machine that is busy
 MOE = [kind for kind, config in KINDS.items() if "num_experts_per_tok" in config]  # each has an MTP layer as well
 SAME = 1e-4  # largest difference of a log-probability: two implementations in float32
 
@@ -78,7 +79,7 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
     platform.write_version(0, None)
     asyncio.run(platform.start_run())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_platform, "START_S", 900)
+        patch.setattr(engine_platform, "START_S", START_S)
         began = time.monotonic()
         process, url = start_process(
             platform,
@@ -194,7 +195,8 @@ def test_a_generation_ends_at_the_context_as_in_the_embedded_engine(served):
     assert len(served.generate([3] * CONTEXT, 5)["output_ids"]) == 1
 
 
-def test_fields_and_shapes_are_those_of_the_embedded_engine(served, tmp_path):
+def test_fields_and_shapes_are_those_of_the_embedded_engine(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_platform, "START_S", START_S)
     prompt, more = list(range(30)), {"return_routed_experts": True, "routed_experts_start_len": 10, "rid": "same"}
     theirs = served.generate(prompt, 5, **more)
     platform = Platform(tmp_path, KINDS[served.platform.model.config.model_type], context=CONTEXT)
