@@ -5,7 +5,9 @@ Applying a message twice, or all of them again from the start, gives the same bo
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +42,17 @@ class Tally:
         self.broken_tool_calls += scored.effort.broken_tool_calls
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the pages need of a commit. `age`: the greatest of a sample that it trained, in steps."""
+
+    age: int
+    metrics: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class RunBoard:
-    """One run. `steps` holds the surviving lineage only: step -> its commit."""
+    """One run. `steps` holds the surviving lineage only."""
 
     run: str
     state: RunState = RunState.announced
@@ -51,7 +61,7 @@ class RunBoard:
     incarnation: int = 0
     serial: int = -1  # the highest published version
     versions: dict[int, int] = field(default_factory=dict)  # published serial -> its step
-    steps: dict[int, m.StepCommitted] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
     tallies: dict[int, Tally] = field(default_factory=dict)
     attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
     stops: Counter[str] = field(default_factory=Counter)
@@ -107,10 +117,11 @@ class Board:
             case m.IncarnationStarted():
                 if message.incarnation >= run.incarnation:
                     run.incarnation = message.incarnation
-                    run.steps = {s: c for s, c in run.steps.items() if s <= message.step}
+                    run.steps = {number: step for number, step in run.steps.items() if number <= message.step}
             case m.StepCommitted():
                 if message.incarnation >= run.incarnation:
-                    run.steps[message.step] = message
+                    metrics = {sys.intern(name): value for name, value in message.metrics.items()}
+                    run.steps[message.step] = Step(max(message.groups.values(), default=0), metrics)
             case m.PolicyPublished():
                 run.serial = max(run.serial, message.serial)
                 run.versions[message.serial] = message.step

@@ -13,7 +13,8 @@ from services.console.visible import visible
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 24
 SMOOTH_FROM = 24  # points; a shorter curve is drawn as it is, a longer one as a moving mean over its faint self
-POINTS = 120  # more are averaged into so many: nobody sees more on this width
+POINTS = 120  # of all series; more are averaged into so many: nobody sees more on this width
+LEAST_POINTS = 30  # of each series
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Series:
 
 def line_chart(series: Sequence[Series], *, x_name: str, label: str, percent: bool = False) -> Markup:
     """An SVG of the series; without a point, a short text instead. `percent`: y is a share, shown in per cent from 0."""
-    drawn = [(s.name, _thin([p for p in s.points if all(map(math.isfinite, p))])) for s in series]
+    most = max(LEAST_POINTS, POINTS // max(1, len(series)))
+    drawn = [(s.name, _thin([p for p in s.points if all(map(math.isfinite, p))], most)) for s in series]
     everything = [p for _, points in drawn for p in points]
     if not everything:
         return Markup('<p class="quiet">nothing yet</p>')
@@ -91,11 +93,11 @@ def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, sum(part := ys[max(0, i + 1 - window) : i + 1]) / len(part)) for i, (x, _) in enumerate(points)]
 
 
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most POINTS points: means of neighbours."""
-    if len(points) <= POINTS:
+def _thin(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """At most `most` points: means of neighbours."""
+    if len(points) <= most:
         return points
-    size = math.ceil(len(points) / POINTS)
+    size = math.ceil(len(points) / most)
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [(sum(p[0] for p in g) / len(g), sum(p[1] for p in g) / len(g)) for g in groups]
 

@@ -65,4 +65,4 @@ def outcomes(runs: Sequence[RunBoard]) -> list[tuple[str, list[str]]]:
 
 
 def _oldest(run: RunBoard) -> int:
-    return max((age for commit in run.steps.values() for age in commit.groups.values()), default=0)
+    return max((step.age for step in run.steps.values()), default=0)

@@ -61,14 +61,12 @@ def curves(run: RunBoard) -> list[Curve]:
             percent=True,
         ),
     ]
-    ages = [(step, max(commit.groups.values(), default=0)) for step, commit in steps]
+    ages = [(number, step.age) for number, step in steps]
     found.append(Curve("Age", "greatest age of a trained sample, in steps", (Series("age", ages),), "step"))
-    names = {
-        name for _, commit in steps for name in commit.metrics if not _OF_ONE_VERSION.search(name)
-    } - _SHOWN_ELSEWHERE
+    names = {name for _, step in steps for name in step.metrics if not _OF_ONE_VERSION.search(name)} - _SHOWN_ELSEWHERE
 
     def per_step(name: str, title: str) -> Series:
-        return Series(title, [(step, commit.metrics[name]) for step, commit in steps if name in commit.metrics])
+        return Series(title, [(number, step.metrics[name]) for number, step in steps if name in step.metrics])
 
     for name in sorted(names, key=lambda n: (FIRST_METRICS.index(n) if n in FIRST_METRICS else len(FIRST_METRICS), n)):
         if not name.startswith(SECONDS):
