@@ -243,12 +243,10 @@ class Reader(AsyncConsumerRebalanceListener):
     def _receive(self, lease: Lease, record: Any) -> Received | None:
         """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
         letters."""
-        if lease.tracker.was_finished(record.offset):
-            lease.tracker.give(record.offset)
+        if lease.tracker.give(record.offset):
             return None
         headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
         key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
-        lease.tracker.give(record.offset)
         item = Received(self.inbox, lease, key, None, headers, record.offset, data)
         try:
             item.message = codec.decode(lease.topic, data, headers)

@@ -288,12 +288,9 @@ class Worker:
             if lease is None:  # written when the topic had more partitions
                 continue
             headers = json.loads(row.headers)
-            if subscription.group is not None:
-                finished = lease.tracker.was_finished(row.offset)
-                lease.tracker.give(row.offset)
-                if finished:
-                    subscription.advanced.add(lease)  # the position has moved
-                    continue
+            if subscription.group is not None and lease.tracker.give(row.offset):
+                subscription.advanced.add(lease)  # the position has moved
+                continue
             item = Received(subscription.inbox, lease, row.key, None, headers, row.offset, row.value)
             try:
                 item.message = codec.decode(topic, row.value, headers)

@@ -31,8 +31,9 @@ class OffsetTracker:
         self._before = sorted(offset for offset in before if offset >= position)
         self._passed = 0  # so many of them lie before the last offset given: counted there, or gone from the log
 
-    def give(self, offset: int) -> None:
-        """`offset` goes out to the consumer. Raises ValueError unless it is beyond all given before."""
+    def give(self, offset: int) -> bool:
+        """`offset` goes out to the consumer, unless an earlier one finished it: then it is True, and the offset counts and is
+        given to nobody. Raises ValueError unless it is beyond all given before."""
         floor = self._given[-1] + 1 if self._given else self.position
         if offset < floor:
             raise ValueError(f"offset {offset} given out of order: expected at least {floor}")
@@ -43,6 +44,7 @@ class OffsetTracker:
             self._advance()
         else:
             self._open.add(offset)
+        return finished
 
     def done(self, offset: int) -> None:
         """`offset` is acknowledged. Repeating it, or naming one that was never given, changes nothing."""
