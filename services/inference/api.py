@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from services.inference import metrics
+from services.inference.contract import DISCONNECT_CHECK_S, Contract
 from services.inference.engine import Engine, Overloaded
-from services.inference.errors import errors
+from services.inference.live import Facts
 from services.inference.request import Request, Result
 from services.inference.wire import (
     AbortRequest,
     BadRequest,
-    CheckerRequest,
-    PauseRequest,
-    PinRequest,
     Unavailable,
     answer,
     decode,
@@ -28,51 +26,20 @@ from services.inference.wire import (
     token_array,
 )
 
-DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
-MAX_BODY = 64 << 20
 _ENCODER = msgspec.json.Encoder()
 
 
-class Server:
-    """The handlers. `engine` is None until the service has weights: until then /generate answers 503.
+class Server(Contract):
+    """The handlers. `engine` is None until the service has weights: until then /generate answers 503."""
 
-    `describe` tells what is served; `pin` moves a pinned replica to another version; `checksums` reads the live weights.
-    """
-
-    def __init__(
-        self,
-        *,
-        describe: Callable[[], dict[str, Any]],
-        pin: Callable[[int], Awaitable[dict[str, Any]]],
-        checksums: Callable[[], Awaitable[dict[str, Any]]],
-    ) -> None:
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self.engine: Engine | None = None
-        self.draining = False
-        self._describe, self._pin, self._checksums = describe, pin, checksums
         self._open: dict[Request, web.Request] = {}
         self._by_rid: dict[str, Request] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._scraped = (time.monotonic(), 0.0)
-        self.idle = asyncio.Event()  # set while no generation is open
-        self.idle.set()
         self._observe()
-        self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors])
-        self.app.add_routes(
-            [
-                web.post("/generate", self.generate),
-                web.get("/health", self.health),
-                web.get("/get_server_info", self.server_info),
-                web.get("/server_info", self.server_info),
-                web.get("/model_info", self.model_info),
-                web.get("/get_model_info", self.model_info),
-                web.post("/pause_generation", self.pause),
-                web.post("/continue_generation", self.proceed),
-                web.post("/abort_request", self.abort),
-                web.post("/flush_cache", self.flush),
-                web.post("/weights_checker", self.weights_checker),
-                web.post("/pin", self.pin),
-            ]
-        )
 
     # -- generation --------------------------------------------------------------------------------------------------
 
@@ -146,16 +113,8 @@ class Server:
             return web.json_response({"alive": False}, status=503)
         return web.json_response({"alive": True, "serving": self.engine is not None})
 
-    async def server_info(self, _: web.Request) -> web.Response:
-        return web.json_response(self._info())
-
-    async def model_info(self, _: web.Request) -> web.Response:
-        info = self._info()
-        keys = ("model_path", "weight_version", "run", "pool", "serial", "context_length", "vocab_size", "model_type")
-        return web.json_response({"is_generation": True, **{k: info[k] for k in keys if k in info}})
-
     def _info(self) -> dict[str, Any]:
-        info: dict[str, Any] = {"engine": "etude", **self._describe()}
+        info: dict[str, Any] = {"engine": "etude", **self._facts.describe()}
         if (engine := self.engine) is not None:
             config = engine.model.config
             info |= {
@@ -171,16 +130,11 @@ class Server:
             }
         return info
 
-    async def pause(self, http: web.Request) -> web.Response:
-        mode = decode(PauseRequest, await http.read()).mode
-        if mode not in ("abort", "in_place"):
-            raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
+    async def _pause(self, mode: str) -> None:
         await asyncio.wrap_future(self._ready().pause(abort=mode == "abort"))
-        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
 
-    async def proceed(self, _: web.Request) -> web.Response:
+    async def _proceed(self) -> None:
         await asyncio.wrap_future(self._ready().proceed())
-        return web.json_response({"status": "ok", "message": "continued"})
 
     async def abort(self, http: web.Request) -> web.Response:
         asked, engine = decode(AbortRequest, await http.read()), self._ready()
@@ -190,19 +144,8 @@ class Server:
             engine.abort(self._by_rid[asked.rid], "aborted on request")
         return web.json_response({"status": "ok"})
 
-    async def flush(self, _: web.Request) -> web.Response:
+    async def _flush(self) -> None:
         await asyncio.wrap_future(self._ready().flush())
-        return web.json_response({"success": True, "message": "every parked session is forgotten"})
-
-    async def weights_checker(self, http: web.Request) -> web.Response:
-        action = decode(CheckerRequest, await http.read()).action
-        if action != "checksum":
-            raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
-        self._ready()
-        return web.json_response({"success": True, "message": "", **await self._checksums()})
-
-    async def pin(self, http: web.Request) -> web.Response:
-        return web.json_response(await self._pin(decode(PinRequest, await http.read()).serial))
 
     def _observe(self) -> None:
         """Gauges that a scrape reads from the engine itself."""

@@ -24,7 +24,7 @@ class Embedded:
 
     def __init__(self, settings: InferenceSettings, facts: Facts) -> None:
         self.settings = settings
-        self.server = Server(describe=facts.describe, pin=facts.pin, checksums=facts.checksums)
+        self.server = Server(facts)
 
     async def start(self, directory: Path, health: Health) -> Live:
         live = await asyncio.to_thread(self._build, directory)

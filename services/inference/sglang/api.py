@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from services.inference.errors import errors
+from services.inference.contract import DISCONNECT_CHECK_S, Contract
 from services.inference.live import Facts
 from services.inference.sglang import metrics
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
@@ -23,50 +23,26 @@ from services.inference.sglang.server import Server
 from services.inference.wire import (
     AbortRequest,
     BadRequest,
-    CheckerRequest,
-    PauseRequest,
-    PinRequest,
     Unavailable,
     decode,
     parse_generate,
 )
 from shared.weights import WeightsError
 
-DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests, as in the embedded engine's API
-MAX_BODY = 64 << 20
 _ENCODER = msgspec.json.Encoder()
 Read = Callable[[bytes], dict[str, Any]]  # SGLang's answer to ours
 
 
-class Api:
+class Api(Contract):
     """The handlers. `live` and `keeper` are None until the service has weights: until then /generate answers 503."""
 
     def __init__(self, facts: Facts, client: Client) -> None:
+        super().__init__(facts, failures)
         self.live: SglangLive | None = None
         self.keeper: Server | None = None
-        self.draining = False
-        self.idle = asyncio.Event()  # set while no generation is open
-        self.idle.set()
-        self._facts, self._client = facts, client
+        self._client = client
         self._open: dict[str, tuple[web.Request, asyncio.Task[Any]]] = {}  # by the client's rid
         self._sweeper: asyncio.Task[None] | None = None
-        self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors, failures])
-        self.app.add_routes(
-            [
-                web.post("/generate", self.generate),
-                web.get("/health", self.health),
-                web.get("/get_server_info", self.server_info),
-                web.get("/server_info", self.server_info),
-                web.get("/model_info", self.model_info),
-                web.get("/get_model_info", self.model_info),
-                web.post("/pause_generation", self.pause),
-                web.post("/continue_generation", self.proceed),
-                web.post("/abort_request", self.abort),
-                web.post("/flush_cache", self.flush),
-                web.post("/weights_checker", self.weights_checker),
-                web.post("/pin", self.pin),
-            ]
-        )
 
     # -- generation --------------------------------------------------------------------------------------------------
 
@@ -170,14 +146,6 @@ class Api:
             return web.json_response({"alive": False}, status=503)
         return web.json_response({"alive": True, "serving": self.live is not None})
 
-    async def server_info(self, _: web.Request) -> web.Response:
-        return web.json_response(self._info())
-
-    async def model_info(self, _: web.Request) -> web.Response:
-        info = self._info()
-        keys = ("model_path", "weight_version", "run", "pool", "serial", "context_length", "vocab_size", "model_type")
-        return web.json_response({"is_generation": True, **{k: info[k] for k in keys if k in info}})
-
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = {"engine": "sglang", **self._facts.describe()}
         if (live := self.live) is not None and self.keeper is not None:
@@ -196,22 +164,17 @@ class Api:
             }
         return info
 
-    async def pause(self, http: web.Request) -> web.Response:
-        mode = decode(PauseRequest, await http.read()).mode
-        if mode not in ("abort", "in_place"):
-            raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
+    async def _pause(self, mode: str) -> None:
         self._ready()
         assert self.keeper is not None
         await self._client.pause(mode, CONTROL_S)
         self.keeper.paused = True
-        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
 
-    async def proceed(self, _: web.Request) -> web.Response:
+    async def _proceed(self) -> None:
         self._ready()
         assert self.keeper is not None
         await self._client.proceed(CONTROL_S)
         self.keeper.paused = False
-        return web.json_response({"status": "ok", "message": "continued"})
 
     async def abort(self, http: web.Request) -> web.Response:
         asked = decode(AbortRequest, await http.read())
@@ -222,20 +185,9 @@ class Api:
             await self._client.abort(sent_rid(asked.rid))
         return web.json_response({"status": "ok"})
 
-    async def flush(self, _: web.Request) -> web.Response:
+    async def _flush(self) -> None:
         self._ready()
         await self._client.flush()
-        return web.json_response({"success": True, "message": "every parked session is forgotten"})
-
-    async def weights_checker(self, http: web.Request) -> web.Response:
-        action = decode(CheckerRequest, await http.read()).action
-        if action != "checksum":
-            raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
-        self._ready()
-        return web.json_response({"success": True, "message": "", **await self._facts.checksums()})
-
-    async def pin(self, http: web.Request) -> web.Response:
-        return web.json_response(await self._facts.pin(decode(PinRequest, await http.read()).serial))
 
 
 @web.middleware
