@@ -44,6 +44,7 @@ from shared.sandbox import FunctionRun, connect
 
 BASE = Path(__file__).parent.parent / "etude" / "data" / "base"
 AT_ONCE = 96  # attempts: the engine's rows
+PROMPT_ROOM = 224  # tokens that a problem leaves for an attempt: the same problems whatever the limits
 
 Pair = tuple[Problem, Hidden]
 
@@ -111,7 +112,7 @@ class Practice:
 
     def problems(self, pack: Path, split: str, kinds: frozenset[str] = frozenset()) -> list[Pair]:
         """In a fixed random order. `kinds` of bugs; empty: all."""
-        room = self.sampling.max_completion_tokens
+        room = PROMPT_ROOM
         known = packs.problems(pack, split)
         pairs = [p for p in known if self.format.fits(p[0], room) and (not kinds or p[1].bug in kinds)]
         random.Random(0).shuffle(pairs)

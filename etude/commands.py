@@ -156,6 +156,12 @@ def demo(
             rich_help_panel=RECIPE,
         ),
     ] = "turn",
+    retry: Annotated[
+        Literal["fresh", "append"],
+        typer.Option(
+            help="After a failure the agent reads the task alone, or everything so far.", rich_help_panel=RECIPE
+        ),
+    ] = "fresh",
     staleness: Annotated[int, typer.Option(help="Steps that a sample may be old.", min=0, rich_help_panel=RECIPE)] = 2,
     groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1, rich_help_panel=RECIPE)] = 16,
     group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2, rich_help_panel=RECIPE)] = 8,
@@ -214,6 +220,7 @@ def demo(
                 length_penalty=length_penalty,
                 uniform_sampling=uniform_sampling,
                 credit=credit,
+                retry=retry,
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,

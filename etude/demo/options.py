@@ -26,6 +26,7 @@ class DemoOptions:
     length_penalty: bool = True
     uniform_sampling: bool = False
     credit: Literal["turn", "attempt"] = "turn"
+    retry: Literal["fresh", "append"] = "fresh"
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8

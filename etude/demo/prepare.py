@@ -12,7 +12,7 @@ import xxhash
 from etude import exchange
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
-from shared.contracts.run import Credit, Ref, RewardConfig, RunConfig, ScheduleConfig, TrainConfig
+from shared.contracts.run import Credit, Ref, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
@@ -130,6 +130,7 @@ def configure(
         surprise=surprise,
         eval_pack=held_out[0],
         eval_pack_hidden=held_out[1],
+        sampling=Sampling(retry=options.retry),
         reward=reward,
         schedule=schedule,
         train=train,

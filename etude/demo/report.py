@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from rich.table import Table
 from etude.demo.options import DemoOptions
 from etude.demo.progress import Progress
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.trajectory import unpack
+from shared.contracts.trajectory import Trajectory, unpack
+from shared.formats import Format
 from shared.objects import Objects
 from shared.statistics import paired_difference
 
@@ -228,7 +230,9 @@ def plot(outcome: Outcome) -> Figure:
 
 LEGEND = """`<L5>` is line 5 and `<i2>` its indentation; `<T1>` a visible test: arguments `<t>` expected `<got>` what the code
 gives. `<edit><L5> 0<got> 1<end>`: in line 5 the first ` 0` becomes ` 1`. `<obs>` is the answer to a test, `<broken>` to a call
-that could not be applied; too many of those end an attempt (`format_errors`). docs/base.md has the whole format.
+that could not be applied; too many of those end an attempt (`format_errors`). docs/base.md has the whole format. After a
+test that failed or a broken call the agent reads the task alone once more: that is a new context, of which only what it wrote
+is shown.
 """
 
 
@@ -252,9 +256,19 @@ def readings(outcome: Outcome, objects: Objects) -> str:
                 continue
             trajectory = unpack(objects.get(msgspec.convert(attempt["trajectory"], Ref)))
             parts.append(f"\n### {title} ({'solved' if attempt['solved'] else 'not solved'}, {trajectory.stop})\n")
-            for segment in trajectory.segments:
-                parts.append("\n```\n" + chat.text(segment.tokens.tolist()) + "\n```\n")
+            parts.append("\n```\n" + "\n".join(_contexts(trajectory, chat)) + "\n```\n")
     return "".join(parts)
+
+
+def _contexts(trajectory: Trajectory, chat: Format) -> Iterator[str]:
+    """The text of every context; where one begins with the first one's prompt, without it."""
+    prompt: list[int] = []
+    for segment in trajectory.segments:
+        tokens = segment.tokens.tolist()
+        at = int(segment.loss_mask.argmax())  # a segment has at least one sampled token
+        again = tokens[:at] == prompt
+        prompt = prompt or tokens[:at]
+        yield chat.text(tokens[at:] if again else tokens)
 
 
 def _pick(attempts: list[dict[str, Any]], solved: bool) -> dict[str, Any] | None:

@@ -5,8 +5,9 @@ shared.formats.Format and sees text only where a tool needs it; what is recorded
 
 Invariants:
 - Calls of one generation run in order, up to the first that fails: what follows it was written believing that it worked.
-- The last call that ran is answered by one observation, unless the attempt ends with it.
-- A test of files that have failed before uses up no turn and no edit, `max_turns` times at most: the caps are on what is
+- The last call that ran is answered by one observation, unless the attempt ends with it. Where a retry is fresh, an answer
+  of failure ends the segment instead, unread: the next one is the task alone, with the files as they were given.
+- A test of files that have failed before uses up no turn and no edit, `max_repeats` times at most: the caps are on what is
   tried. Its tokens count. It is answered from memory, but for the given files' first one.
 - At a cap the work is submitted as it is, and scored. Only an InfrastructureError is no outcome.
 """
@@ -112,6 +113,9 @@ class Agent:
             self.spent["broken_tool_calls"] += 1
             if self.spent["broken_tool_calls"] > MAX_BROKEN:
                 raise FormatErrors
+        if self.sampling.retry == "fresh" and (observation.error or observation.failing is not None):
+            self.workspace, self.untested = Workspace(dict(self.problem.files)), 0
+            return self.begin()
         answer = self.format.observation(observation)
         passed = observation.tool is Tool.test and not observation.error and observation.failing is None
         self.observe(answer, tool=observation.tool, ok=not observation.error, passed=passed)
@@ -164,8 +168,10 @@ class Agent:
         state = _state(self.workspace.files)
         edits, self.untested = self.untested, 0
         if state in self.failed:
-            self.fault = "repeated"
-            if self.forgiven["turns"] < self.sampling.max_turns:
+            # A policy that does not read what it tried cannot know that it repeats it; that the given files fail, it can.
+            if self.sampling.retry == "append" or state == _state(self.problem.files):
+                self.fault = "repeated"
+            if self.forgiven["turns"] < self.sampling.max_repeats:
                 self.forgiven.update(turns=1, edits=edits)
         observation = self.failed.get(state) or await self.tests.run(self.problem, self.workspace.files)
         if observation.failing is not None and observation.got not in LOAD_ERRORS:

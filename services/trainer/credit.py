@@ -23,7 +23,7 @@ import numpy as np
 
 from services.trainer.loss import advantages
 from shared.contracts.run import Credit
-from shared.contracts.trajectory import Span, Trajectory
+from shared.contracts.trajectory import Segment, Span, Trajectory
 
 CHANGING = frozenset({"edit", "undo", "write", "apply_patch", "terminal", "bash", "shell"})
 UNTOLD = -1  # the turn of sampled tokens that no span covers
@@ -82,10 +82,19 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
 
 
 def _beginnings(trajectory: Trajectory, turns: Iterable[int]) -> dict[int, str]:
-    """How each turn began: "task", "passed" (the last answer was a test without failure) or "other"."""
+    """How each turn began: "task" (nothing else was read), "passed" (the last answer was a test without failure) or
+    "other"."""
     passed = {span.turn for segment in trajectory.segments for span in segment.spans if span.passed}
-    first = min(turns, default=0)
-    return {t: "task" if t == first else "passed" if t - 1 in passed else "other" for t in turns}
+    bare = {min(turns, default=0)} | {turn for s in trajectory.segments if (turn := _bare(s)) is not None}
+    return {t: "task" if t in bare else "passed" if t - 1 in passed else "other" for t in turns}
+
+
+def _bare(segment: Segment) -> int | None:
+    """The turn that answers the task alone: the segment's first, unless a self-summary stood before it."""
+    for span in segment.spans:
+        if span.role in SAMPLED:
+            return span.turn if segment.loss_mask[span.start : span.end].any() else None
+    return None
 
 
 def _spread(trajectory: Trajectory, advantages: dict[int, float]) -> list[np.ndarray]:

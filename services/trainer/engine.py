@@ -23,6 +23,7 @@ from shared.model.checkpoint import KEPT_IN_FLOAT32
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LAST_NORM = "norm.weight"  # of the trunk: what the head reads
 
 
 class WrongState(ValueError):
@@ -76,6 +77,10 @@ class _Optimiser:
         module = _Part(parts)
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.stage, self.clip = stage, config.clip_norm
+        # A rate of its own is AdamW's step, stretched. A parameter group of its own would be it too, but ZeRO steps and links
+        # groups one by one, and neither the look at all gradients nor the moments' links stand that.
+        own = {LAST_NORM: config.last_norm_learning_rate or rate}
+        self.stretched = {n: r / rate for n, r in own.items() if n in self.named and r != rate}
         self.base = torch.optim.AdamW(
             self.named.values(), lr=rate, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
         )
@@ -101,7 +106,11 @@ class _Optimiser:
     def step(self, rate: float) -> None:
         for group in self.base.param_groups:
             group["lr"] = rate
+        before = {name: self._master(self.named[name]).clone() for name in self.stretched}
         self.engine.step()
+        for name, factor in self.stretched.items():
+            p = self.named[name]
+            self._set_master(p, torch.lerp(before[name], self._master(p), factor))
         if self.stage:
             self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
 
@@ -146,15 +155,27 @@ class _Optimiser:
                 self.base.state.setdefault(flat, {"step": torch.tensor(0.0), **moments})
         self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
-    def _load_parameter(self, p: nn.Parameter, value: Tensor, moments: Mapping[str, Tensor]) -> None:
+    def _master(self, p: nn.Parameter) -> Tensor:
         if self.stage == 0:
-            p.data.copy_(value)
+            return p.detach()
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return safe_get_full_fp32_param(p)
+
+    def _set_master(self, p: nn.Parameter, value: Tensor) -> None:
+        if self.stage:
+            from deepspeed.utils import safe_set_full_fp32_param
+
+            safe_set_full_fp32_param(p, value.to(p.device))
+        p.data.copy_(value)
+
+    def _load_parameter(self, p: nn.Parameter, value: Tensor, moments: Mapping[str, Tensor]) -> None:
+        self._set_master(p, value)
+        if self.stage == 0:
             self.base.state[p] = {"step": torch.tensor(0.0), **{m: x.clone().to(p.device) for m, x in moments.items()}}
             return
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+        from deepspeed.utils import safe_set_full_optimizer_state
 
-        safe_set_full_fp32_param(p, value.to(p.device))
-        p.data.copy_(value)
         for moment, x in moments.items():
             safe_set_full_optimizer_state(p, x.to(p.device), moment)
 

@@ -29,9 +29,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Plain temperature sampling. top-p, top-k and penalties bias the importance ratios: there is no field for them."""
 
     temperature: float = 1.0  # 0 is greedy, for evaluation only
-    max_completion_tokens: int = 224  # sampled and observed tokens after the prompt, per attempt
-    max_turns: int = 6  # generations per attempt, but for those that only test again what has failed
+    # What the policy reads after a test that failed or a call that was broken. fresh: the task alone, with the files as they
+    # were given; append: all that was said so far, and the answer (docs/recipe.md, "Fresh retries").
+    retry: Literal["fresh", "append"] = "fresh"
+    max_completion_tokens: int = 384  # sampled and observed tokens after the prompt, per attempt
+    max_turns: int = 8  # generations per attempt, but for those that only test again what has failed
     max_edits: int = 4  # per attempt, but for those that only bring back what has failed before
+    max_repeats: int = 16  # tests of what had failed that use up neither a turn nor an edit, per attempt
     summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
 
 
@@ -102,7 +106,10 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    learning_rate: float = 5e-4  # of AdamW
+    learning_rate: float = 1e-4  # of AdamW
+    # Of the last norm's gain, the scale of all logits. With a rate of its own the policy becomes surer without its features
+    # being rewritten for it (docs/results.md); 0: as everything else.
+    last_norm_learning_rate: float = 0.02
     warmup_steps: int = 5  # the learning rate rises to its value over so many
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: float = 0.0  # of AdamW

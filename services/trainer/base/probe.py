@@ -1,7 +1,7 @@
 """Development figures of a checkpoint on the dev split: pass@1, first-edit accuracy, how it tests and retries.
 
-The same rules as the agent of a run (edits and undos until <test> or <submit>; at a cap the work counts as it is), in
-lock-step on one core. Held-out problems are never touched here: they are for the report.
+The rules of a run's agent with `sampling.retry = "append"` (edits and undos until <test> or <submit>; at a cap the work
+counts as it is), in lock-step on one core. Held-out problems are never touched here: they are for the report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from services.trainer.base import pack as packs
 from services.trainer.base.decode import LockStep
 from services.trainer.base.traces import verdict
-from shared.contracts.run import Sampling
 from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.formats.edits import EditError, Workspace
@@ -23,8 +22,7 @@ from shared.model import load_checkpoint
 from shared.problems import Case, Hidden, Problem, values
 from shared.sandbox import FunctionRun, Functions, Limits, connect
 
-_LIMITS = Sampling()
-MAX_EDITS, MAX_TURNS, ROOM = _LIMITS.max_edits, _LIMITS.max_turns, _LIMITS.max_completion_tokens
+MAX_EDITS, MAX_TURNS, ROOM = 4, 6, 224
 MAX_BROKEN = 3  # as in the agent of a run
 BATCH = 48  # problems in lock-step
 

@@ -62,8 +62,10 @@ class VisibleTests:
         return Observation(Tool.test) if files == {"f.py": FIXED} else Observation(Tool.test, failing=0, got="0")
 
 
-def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int) -> Agent:
-    return Agent(PROBLEM, compact, Script(*completions), VisibleTests(), Sampling(**sampling))  # type: ignore[arg-type]
+def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int | str) -> Agent:
+    """One that goes on reading after a failure, unless `sampling` says otherwise."""
+    limits = Sampling(**{"retry": "append"} | sampling)  # type: ignore[arg-type]
+    return Agent(PROBLEM, compact, Script(*completions), VisibleTests(), limits)
 
 
 def run(made: Agent) -> StopReason:
@@ -167,9 +169,9 @@ def test_what_has_failed_before_is_answered_from_memory_and_uses_up_nothing_but_
 
 
 def test_a_policy_that_only_repeats_itself_comes_to_an_end(compact: Compact) -> None:
-    made = agent(compact, *[[compact.test]] * 99, max_turns=4, max_completion_tokens=10_000)
+    made = agent(compact, *[[compact.test]] * 99, max_turns=4, max_repeats=3, max_completion_tokens=10_000)
     assert run(made) is StopReason.turn_limit
-    assert made.effort.turns == 8
+    assert made.effort.turns == 4 + 3
 
 
 def test_the_budget_counts_observations(compact: Compact) -> None:
@@ -183,6 +185,40 @@ def test_a_policy_that_only_breaks_calls_is_stopped(compact: Compact) -> None:
     made = agent(compact, *([[compact.end, compact.test]] * 9), max_turns=9)
     assert run(made) is StopReason.format_errors
     assert made.effort.broken_tool_calls == MAX_BROKEN + 1
+
+
+def test_a_fresh_retry_reads_the_task_alone(compact: Compact) -> None:
+    wrong = [*edit(compact, new="*"), compact.test]
+    broken = [*edit(compact, old="nowhere"), compact.test]
+    made = agent(compact, wrong, broken, [*edit(compact), compact.test], [compact.submit], retry="fresh")
+    assert run(made) is StopReason.submitted
+    assert made.workspace.files == {"f.py": FIXED}
+    assert made.first_edit == {"f.py": FIXED.replace("+", "*")}
+    task = compact.prompt(PROBLEM, PROBLEM.files)
+    assert made.model.contexts[:3] == [task] * 3  # type: ignore[attr-defined]
+    segments = made.recorder.segments()
+    passed = compact.observation(Observation(Tool.test))
+    repaired = [*edit(compact), compact.test, *passed, compact.submit]
+    assert [s.tokens.tolist() for s in segments] == [[*task, *wrong], [*task, *broken], [*task, *repaired]]
+    assert [s.spans[1].turn for s in segments] == [1, 2, 3]
+    assert [s.spans[1].ok for s in segments] == [True, False, True]
+    assert (made.effort.edits, made.effort.tests, made.effort.broken_tool_calls) == (2, 2, 1)
+    assert made.effort.prompt_tokens == 3 * len(task)
+    assert made.effort.tool_output_tokens == len(passed)
+
+
+def test_a_fresh_retry_cannot_know_what_it_repeats_and_pays_tokens_alone(compact: Compact) -> None:
+    wrong = [*edit(compact, new="*"), compact.test]
+    given = [compact.test]
+    script = [wrong, wrong, wrong, given, given, [*edit(compact), compact.test], [compact.submit]]
+    made = agent(compact, *script, retry="fresh", max_edits=2, max_turns=3)
+    assert run(made) is StopReason.submitted
+    assert made.tests.runs == 3  # the wrong edit, the given files, the right one
+    assert [s.spans[-1].fault for s in made.recorder.segments()] == ["", "", "", "repeated", "repeated", ""]
+    stuck = agent(compact, *[wrong] * 99, retry="fresh", max_edits=2, max_repeats=5, max_completion_tokens=10_000)
+    assert run(stuck) is StopReason.turn_limit
+    assert (stuck.effort.edits, stuck.effort.turns) == (2 + 5, 2 + 5 + 1)  # the last turn's edit was one too many
+    assert stuck.workspace.files == PROBLEM.files
 
 
 def test_a_self_summary_starts_a_new_segment_that_holds_it_as_it_was_sampled(compact: Compact) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.trainer import credit
 from services.trainer.loss import advantages
@@ -125,6 +126,34 @@ def test_a_turn_is_compared_with_turns_that_began_alike() -> None:
     assert np.allclose(per_turn(first), [2 / 3, 0.0])
     assert np.allclose(per_turn(second), [-1 / 3, 0.5, 0.0])
     assert np.allclose(per_turn(third), [-1 / 3, -0.5])
+
+
+def test_turns_that_answer_the_task_alone_are_compared_with_each_other() -> None:
+    """A retry that reads nothing else is a first try once more, unless a self-summary stood before it."""
+
+    def after(first: Trajectory, *others: Trajectory, summary: bool = False) -> Trajectory:
+        segments, turns = [], 0
+        for one in (first, *others):
+            (segment,) = one.segments
+            spans = [replace(s, turn=s.turn + turns if s.turn else 0) for s in segment.spans]
+            if summary and segments:
+                spans.insert(1, Span(start=1, end=2, role="summary"))
+            segments.append(replace(segment, spans=spans))
+            turns = max(s.turn for s in spans)
+        return replace(first, segments=segments)
+
+    myopic = Credit(per="turn", discount=0.0, faults={})
+    group = [after(attempt(EDIT), attempt(EDIT), attempt(EDIT, SUBMIT)), attempt(EDIT, EDIT)]
+    ((one,), (two,), (three, done)), ((failed, second),) = (
+        [per_turn(row) for row in rows] for rows in credit.assign(group, [1.0, 0.0], myopic, lot=0.0)
+    )
+    assert np.allclose([one, two, three, failed], [-0.25, -0.25, 0.75, -0.25])
+    assert (done, second) == (0.0, 0.0)  # the only ones of their kind
+    summarised = [after(attempt(EDIT), attempt(EDIT), summary=True), attempt(EDIT)]
+    ((one,), (two,)), ((alone,),) = (
+        [per_turn(row) for row in rows] for rows in credit.assign(summarised, [1.0, 0.0], myopic, lot=0.0)
+    )
+    assert (one, two, alone) == (0.0, 0.0, 0.0)
 
 
 def test_what_was_recorded_without_spans_is_one_turn() -> None:

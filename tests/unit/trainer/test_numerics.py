@@ -202,6 +202,25 @@ def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:
     assert divergence(fixed) < 0.6 * before
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_last_norm_moves_at_a_rate_of_its_own(stage: int) -> None:
+    """AdamW's first step moves every parameter that has a gradient by its learning rate."""
+    found = sequences(np.random.default_rng(0), groups=3)
+
+    def moved(last_norm: float) -> dict[str, float]:
+        config = msgspec.structs.replace(CONFIG, last_norm_learning_rate=last_norm)
+        model, start = policy(), policy()
+        Trainer(Engine(model, config, zero_stage=stage), config).train(found, attempts=12, step=1)
+        ended = model.named_parameters()
+        return {n: float((a - b).detach().abs().max()) for (n, a), b in zip(ended, start.parameters(), strict=True)}
+
+    own, like_others = moved(0.05), moved(0.0)
+    assert own["norm.weight"] == pytest.approx(0.05, rel=1e-3)
+    assert like_others["norm.weight"] == pytest.approx(CONFIG.learning_rate, rel=1e-3)
+    others = [name for name in own if name != "norm.weight"]
+    assert [own[name] for name in others] == [like_others[name] for name in others]
+
+
 def test_without_signal_nothing_moves() -> None:
     found = [
         replace(s, advantages_T=np.zeros_like(s.advantages_T)) for s in sequences(np.random.default_rng(0), groups=2)
