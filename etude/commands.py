@@ -243,6 +243,10 @@ def evaluate(
     samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
     json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
+    retry: Annotated[
+        Literal["fresh", "append"],
+        typer.Option(help="After a failure the agent reads the task alone, or everything so far."),
+    ] = "fresh",
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
     from etude.evaluate import Split, run
@@ -258,7 +262,7 @@ def evaluate(
         found = "both" if pack else "neither"
         raise typer.BadParameter(f"found {found}; give one of them", param_hint="--problems FILE, --pack DIR")
     _require_machine(Path(tempfile.gettempdir()))
-    raise typer.Exit(run(checkpoint, what, samples, json, limit))
+    raise typer.Exit(run(checkpoint, what, samples, json, limit, retry))
 
 
 def export_policy(

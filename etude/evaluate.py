@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import zstandard
 from rich.console import Console
@@ -75,7 +75,15 @@ def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
 
 
 async def measure(
-    checkpoint: Path, pack: Path, split: str, *, samples: int, limit: int, console: Console, title: str = "evaluation"
+    checkpoint: Path,
+    pack: Path,
+    split: str,
+    *,
+    samples: int,
+    limit: int,
+    console: Console,
+    retry: Literal["fresh", "append"] = "fresh",
+    title: str = "evaluation",
 ) -> dict[str, Any]:
     """The evaluator's report of `checkpoint` on one split of a pack directory."""
     checkpoint = checkpoint.resolve()
@@ -89,7 +97,7 @@ async def measure(
 
             refs = upload_pack(objects, pack, split)
             config = configure(
-                run, DemoOptions(), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
+                run, DemoOptions(retry=retry), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
             )
             supervisor.start(services(checkpoint, own))
             async with Conductor(bus, objects, run) as conductor:
@@ -119,7 +127,14 @@ def _count_lines(compressed: bytes) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
 
 
-def run(checkpoint: Path, problems: Path | Split, samples: int, out: Path | None, limit: int) -> int:
+def run(
+    checkpoint: Path,
+    problems: Path | Split,
+    samples: int,
+    out: Path | None,
+    limit: int,
+    retry: Literal["fresh", "append"] = "fresh",
+) -> int:
     """`problems`: a user's JSONL file, or a split of a pack. Returns the exit code."""
     console = Console(stderr=True)
     if not (checkpoint / "config.json").exists():
@@ -132,7 +147,15 @@ def run(checkpoint: Path, problems: Path | Split, samples: int, out: Path | None
             if isinstance(problems, Path):
                 problems = Split(write_split(Path(folder), "all", own_problems(problems)), "all")
             report = asyncio.run(
-                measure(checkpoint, problems.pack, problems.name, samples=samples, limit=limit, console=console)
+                measure(
+                    checkpoint,
+                    problems.pack,
+                    problems.name,
+                    samples=samples,
+                    limit=limit,
+                    console=console,
+                    retry=retry,
+                )
             )
     except (DemoError, Stalled, NotACheckpoint) as error:
         console.print(str(error), style="red")

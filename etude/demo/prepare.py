@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import xxhash
@@ -94,6 +95,13 @@ def surprises(pack: Path, base: Path = BASE) -> Path:
     return out
 
 
+def limits(retry: Literal["fresh", "append"]) -> Sampling:
+    """A fresh retry costs a few tokens: more of them fit into an attempt, and a repeat is drawn again."""
+    if retry == "append":
+        return Sampling()
+    return Sampling(retry=retry, max_completion_tokens=384, max_turns=8, max_repeats=16)
+
+
 def configure(
     run: str,
     options: DemoOptions,
@@ -119,7 +127,12 @@ def configure(
         group_min=max(2, options.group_size // 2),
     )
     train = msgspec.structs.replace(
-        TrainConfig(), router_replay=options.router_replay, credit=Credit(per=options.credit)
+        TrainConfig(),
+        learning_rate=1e-4,
+        last_norm_learning_rate=0.02,
+        cooldown=0.5,
+        router_replay=options.router_replay,
+        credit=Credit(per=options.credit),
     )
     return RunConfig(
         run=run,
@@ -130,7 +143,7 @@ def configure(
         surprise=surprise,
         eval_pack=held_out[0],
         eval_pack_hidden=held_out[1],
-        sampling=Sampling(retry=options.retry),
+        sampling=limits(options.retry),
         reward=reward,
         schedule=schedule,
         train=train,

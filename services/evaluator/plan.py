@@ -183,7 +183,9 @@ class Plan:
         request = self.request
         sampling: Sampling = request.sampling
         if place.index == request.samples:
-            sampling = msgspec.structs.replace(sampling, temperature=0.0)
+            # Nothing is drawn: a fresh retry says the same once more, so it must use up a turn.
+            repeats = 0 if sampling.retry == "fresh" else sampling.max_repeats
+            sampling = msgspec.structs.replace(sampling, temperature=0.0, max_repeats=repeats)
         return RolloutRequested(
             run=request.run,
             key=AttemptKey(

@@ -6,7 +6,8 @@ shared.formats.Format and sees text only where a tool needs it; what is recorded
 Invariants:
 - Calls of one generation run in order, up to the first that fails: what follows it was written believing that it worked.
 - The last call that ran is answered by one observation, unless the attempt ends with it. Where a retry is fresh, an answer
-  of failure ends the segment instead, unread: the next one is the task alone, with the files as they were given.
+  of failure ends the segment instead, unread: the next one is the task alone, with the files as they were given. Not so
+  after a test that passed, or where a self-summary is being read: those are work that is kept.
 - A test of files that have failed before uses up no turn and no edit, `max_repeats` times at most: the caps are on what is
   tried. Its tokens count. It is answered from memory, but for the given files' first one.
 - At a cap the work is submitted as it is, and scored. Only an InfrastructureError is no outcome.
@@ -59,6 +60,7 @@ class Agent:
     forgiven: Counter[str] = field(default_factory=Counter)  # turns and edits that only came back to what had failed
     fault: str = ""  # of the present turn (shared.contracts.trajectory.Span)
     context_tokens: int = 0  # sampled and observed, over all segments
+    may_forget: bool = False  # a failure opens a fresh segment
     deadline: bool = False  # set before the task is cancelled: submit the work as it is
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ class Agent:
                 raise ContextFull from None
             raise InfrastructureError(f"format {self.format.name}: {error}") from None
         self.recorder.begin(prompt, summary)
+        self.may_forget = self.sampling.retry == "fresh" and not summary
         self.spent["prompt_tokens"] += len(prompt)
 
     async def step(self) -> None:
@@ -113,11 +116,12 @@ class Agent:
             self.spent["broken_tool_calls"] += 1
             if self.spent["broken_tool_calls"] > MAX_BROKEN:
                 raise FormatErrors
-        if self.sampling.retry == "fresh" and (observation.error or observation.failing is not None):
+        if self.may_forget and (observation.error or observation.failing is not None):
             self.workspace, self.untested = Workspace(dict(self.problem.files)), 0
             return self.begin()
         answer = self.format.observation(observation)
         passed = observation.tool is Tool.test and not observation.error and observation.failing is None
+        self.may_forget &= not passed
         self.observe(answer, tool=observation.tool, ok=not observation.error, passed=passed)
         self.spent["tool_output_tokens"] += len(answer)
         if 0 < self.sampling.summary_trigger_tokens < self.recorder.length:
@@ -142,7 +146,7 @@ class Agent:
         if action.error:
             return Observation(action.tool, error=action.error)
         if action.tool is Tool.submit:
-            if _state(self.workspace.files) in self.failed:
+            if self.known_to_fail(_state(self.workspace.files)):
                 self.fault = "gave_up"
             raise Submitted
         if action.tool is Tool.test:
@@ -168,8 +172,7 @@ class Agent:
         state = _state(self.workspace.files)
         edits, self.untested = self.untested, 0
         if state in self.failed:
-            # A policy that does not read what it tried cannot know that it repeats it; that the given files fail, it can.
-            if self.sampling.retry == "append" or state == _state(self.problem.files):
+            if self.known_to_fail(state):
                 self.fault = "repeated"
             if self.forgiven["turns"] < self.sampling.max_repeats:
                 self.forgiven.update(turns=1, edits=edits)
@@ -177,6 +180,10 @@ class Agent:
         if observation.failing is not None and observation.got not in LOAD_ERRORS:
             self.failed[state] = observation
         return observation
+
+    def known_to_fail(self, state: int) -> bool:
+        """A policy that does not read what it tried cannot know that it repeats it; that the given files fail, it can."""
+        return state in self.failed and (self.sampling.retry == "append" or state == _state(self.problem.files))
 
     async def summarise(self) -> None:
         """Asks for a self-summary and goes on in a new segment that holds it, id for id, as context."""

@@ -208,6 +208,7 @@ def announce(ws: WorkingSet, now: float) -> None:
     elif late:
         what = f"the fork at step {ws.lineage.start} made {len(late)} groups too old to train"
         ws.alert("groups_dropped", "warning", what, [g.id for g in late])
+    progress = Budget.of(ws.config.schedule).progress(steps=ws.tip, clock_s=ws.clock(now))
     for group in sorted(new, key=lambda g: g.sequence or 0):
         if group.state is not GroupState.ready or group.sequence is None:
             continue
@@ -218,6 +219,7 @@ def announce(ws: WorkingSet, now: float) -> None:
             sequence=group.sequence,
             members=ws.members(group),
             incarnation=ws.head.incarnation,
+            progress=progress,
         )
         ws.say(t.GROUPS_READY, ws.id, ready)
         ws.event(now, "group.announced", group.id, max(0, ws.head.incarnation), sequence=group.sequence)
@@ -249,8 +251,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
     """Ends the run when its budget is spent, or when every problem was practised."""
     assert ws.config
     schedule, times = ws.config.schedule, step_seconds(ws.commits)
-    budget = Budget(schedule.max_steps, schedule.minutes, schedule.groups_per_step)
-    why = budget.spent(steps=ws.tip, clock_s=ws.clock(now), waiting=len(ws.waiting), step_times=times)
+    why = Budget.of(schedule).spent(steps=ws.tip, clock_s=ws.clock(now), waiting=len(ws.waiting), step_times=times)
     idle = ws.head.first_request_at is not None and not ws.open and not ws.catalogue.free
     if idle and len(ws.waiting) < schedule.groups_per_step and now - ws.last_work_at > EXHAUSTED_S:
         why = why or "every problem was practised"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shared.contracts.run import RunConfig
+from shared.contracts.run import RunConfig, ScheduleConfig
 
 STEP_MARGIN = 1.25  # × the time of a step, for each that the trainer may still make of what waits for it
 MARGIN_S = (2.0, 60.0)  # least and most of that, seconds
@@ -29,6 +29,10 @@ class Budget:
     minutes: float
     groups_per_step: int
 
+    @staticmethod
+    def of(schedule: ScheduleConfig) -> Budget:
+        return Budget(schedule.max_steps, schedule.minutes, schedule.groups_per_step)
+
     def spent(self, *, steps: int, clock_s: float, waiting: int, step_times: Sequence[float]) -> str:
         """Why the run must stop now; empty: it goes on. It stops early enough that what the trainer can still make of the
         `waiting` groups (ready, untrained) is published within the minutes. `clock_s` and `step_times` are seconds: the
@@ -41,6 +45,12 @@ class Budget:
             if clock_s >= self.minutes * 60 - margin:
                 return f"{self.minutes:g} minutes are over"
         return ""
+
+    def progress(self, *, steps: int, clock_s: float) -> float:
+        """Share of the limits that is spent, 0 to 1; 0 where there is none."""
+        by_steps = steps / self.max_steps if self.max_steps else 0.0
+        by_clock = clock_s / (self.minutes * 60) if self.minutes else 0.0
+        return min(1.0, max(by_steps, by_clock))
 
     def uncovered(self, *, accepted: int, running: int) -> int | None:
         """Groups still needed for `max_steps`; None: no limit."""

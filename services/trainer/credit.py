@@ -9,8 +9,9 @@ same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit
 
 r is the attempt's reward, c_t how many later turns still changed the files. How a turn began is known before it samples, so
 that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
-All first turns of a group answer one and the same prompt: their mean is the value of that state. Second tries, which succeed
-less often, are compared with each other. A group in which no attempt earned anything teaches its faults alone; such groups
+All turns that answer the task alone answer one and the same prompt: their mean is the value of that state. Those are the
+first turns and, where retries are fresh, nearly all others; second tries in a conversation, which succeed less often, are
+compared with each other. A group in which no attempt earned anything teaches its faults alone; such groups
 also take the longest to compute, so that only `credit.failed_share` of them do, and the others are left out (all advantages
 0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
 """

@@ -23,6 +23,7 @@ from shared.model.checkpoint import KEPT_IN_FLOAT32
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+EPSILON = 1e-8
 LAST_NORM = "norm.weight"  # of the trunk: what the head reads
 
 
@@ -77,12 +78,11 @@ class _Optimiser:
         module = _Part(parts)
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.stage, self.clip = stage, config.clip_norm
-        # A rate of its own is AdamW's step, stretched. A parameter group of its own would be it too, but ZeRO steps and links
-        # groups one by one, and neither the look at all gradients nor the moments' links stand that.
-        own = {LAST_NORM: config.last_norm_learning_rate or rate}
-        self.stretched = {n: r / rate for n, r in own.items() if n in self.named and r != rate}
+        self.config, self.peak = config, rate
+        own = {LAST_NORM: config.last_norm_learning_rate}
+        self.own_rates = {name: r for name, r in own.items() if r and name in self.named}
         self.base = torch.optim.AdamW(
-            self.named.values(), lr=rate, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+            self.named.values(), lr=rate, betas=config.betas, eps=EPSILON, weight_decay=config.weight_decay
         )
         self.base.register_step_pre_hook(self._before_step)
         settings = {
@@ -103,16 +103,26 @@ class _Optimiser:
         """Accumulates. DeepSpeed averages over ranks; the loss is a sum over the global batch, so that is undone."""
         self.engine.backward(loss * self.engine.world_size)
 
-    def step(self, rate: float) -> None:
+    def step(self, share: float) -> None:
+        """`share`: of the learning rates (warm-up and cool-down)."""
         for group in self.base.param_groups:
-            group["lr"] = rate
-        before = {name: self._master(self.named[name]).clone() for name in self.stretched}
+            group["lr"] = self.peak * share
+        before = {name: self._master(self.named[name]).clone() for name in self.own_rates}
+        steps = self._steps()
         self.engine.step()
-        for name, factor in self.stretched.items():
-            p = self.named[name]
-            self._set_master(p, torch.lerp(before[name], self._master(p), factor))
+        if self._steps() > steps:
+            for name, rate in self.own_rates.items():
+                self._set_master(self.named[name], self._moved(before[name], self.named[name], rate * share))
         if self.stage:
             self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
+
+    def _moved(self, before: Tensor, p: nn.Parameter, rate: float) -> Tensor:
+        """AdamW's step at a rate of its own, from the moments that it has just made. A parameter group would say it shorter,
+        but ZeRO steps groups one by one, and neither the look at all gradients nor the moments' links stand that."""
+        t, (beta1, beta2) = self._steps(), self.config.betas
+        mean, square = (self._moment(p, name) for name in MOMENTS)
+        direction = (mean / (1 - beta1**t)) / ((square / (1 - beta2**t)).sqrt() + EPSILON)
+        return before * (1 - rate * self.config.weight_decay) - rate * direction
 
     def _before_step(self, optimiser: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """After the reduction over ranks, before anything moves: clip and look whether all is finite."""
@@ -228,12 +238,14 @@ class Engine:
         assert self._mtp is not None
         self._mtp.backward(loss)
 
-    def step(self, step: int) -> StepResult:
-        """One update of the masters; `step` counts from 1. Linear warm-up, then constant."""
+    def step(self, step: int, progress: float = 0.0) -> StepResult:
+        """One update of the masters; `step` counts from 1. Linear warm-up, then constant; a linear cool-down over the last
+        `cooldown` of the run, of which `progress` (0 to 1) is over. The MTP layers follow at full rate to the end."""
         warm = min(1.0, step / max(1, self.config.warmup_steps))
-        self._trunk.step(self.config.learning_rate * warm)
+        left = (1.0 - progress) / self.config.cooldown if self.config.cooldown else 1.0
+        self._trunk.step(warm * min(1.0, max(0.0, left)))
         if self._mtp is not None:
-            self._mtp.step(self.config.mtp_learning_rate * warm)
+            self._mtp.step(warm)
         return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, self._trunk.finite)
 
     def state(self) -> dict[str, Tensor]:

@@ -73,10 +73,17 @@ class Trainer:
         self.L, self.K = shape.num_moe_layers, shape.num_experts_per_tok
 
     def train(
-        self, sequences: Sequence[TrainSequence], attempts: int, step: int, *, measure_replay: bool = False
+        self,
+        sequences: Sequence[TrainSequence],
+        attempts: int,
+        step: int,
+        *,
+        progress: float = 0.0,
+        measure_replay: bool = False,
     ) -> Trained:
         """One update from all sequences of the batch. `attempts` counts the batch's attempts, those without signal too:
-        the loss is divided by norm_tokens x attempts. `step` counts from 1. `measure_replay`: also measures the mismatch
+        the loss is divided by norm_tokens x attempts. `step` counts from 1. `progress`: of the run, 0 to 1
+        (see Engine.step). `measure_replay`: also measures the mismatch
         without router replay, on the first micro-batch."""
         figures = Figures()
         start = time.perf_counter()
@@ -92,7 +99,7 @@ class Trainer:
                 bad |= broken
                 used |= {s.group for unit in part for s in unit.sequences} - broken
         now = time.perf_counter()
-        result = self.engine.step(step)
+        result = self.engine.step(step, progress)
         figures.clock("optimiser", now)
         shared = packing.sharing(units)
         metrics = self._report(figures, shared, result.grad_norm, result.mtp_grad_norm)

@@ -222,7 +222,8 @@ class TrainingRun:
         batch = [replace(s, group=i) for i, (sample, _) in enumerate(good) for s in sample.sequences]
         attempts = sum(len(sample.ready.members) for sample, _ in good)
         measure = self.step % MEASURE_REPLAY_EVERY == 0
-        trained = self.trainer.train(batch, attempts, self.step + 1, measure_replay=measure)
+        progress = max(sample.ready.progress for sample, _ in good)
+        trained = self.trainer.train(batch, attempts, self.step + 1, progress=progress, measure_replay=measure)
         if not trained.applied:
             self._refuse(result, [sample for sample, _ in good])
             return result

@@ -161,13 +161,16 @@ class GroupReady(_Message, frozen=True, kw_only=True):
     """A complete group. `sequence` is the ledger's order; an announcement may repeat: the trainer de-duplicates by `group`.
 
     `incarnation`: the newest trainer that the ledger had heard of. A trainer passes over what was said to an older one:
-    it was meant for weights that may be dead since, and whatever still holds is said again to the new one."""
+    it was meant for weights that may be dead since, and whatever still holds is said again to the new one.
+
+    `progress`: share of the run's limit, 0 to 1, that was spent when this was said; 0 where it has none."""
 
     group: str
     problem: str
     sequence: int
     members: list[GroupMember]
     incarnation: int = -1
+    progress: float = 0.0
 
 
 class GroupQuarantined(_Message, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """What a run is started with. Stored once as `runs/<run>/config.json`; `runs.control` refers to it.
 
-Defaults learn on a laptop. Formulas and their sources: docs/recipe.md. The comment above or beside a field is what docs/run.md
-says of it (`python -m infra.generate`).
+Defaults learn on a laptop; what the demo sets otherwise: etude/demo/prepare.py. A field that is new says by its default what
+its absence meant: stored runs go on as they began. Formulas and their sources: docs/recipe.md. The comment above or beside
+a field is what docs/run.md says of it (`python -m infra.generate`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 is greedy, for evaluation only
     # What the policy reads after a test that failed or a call that was broken. fresh: the task alone, with the files as they
     # were given; append: all that was said so far, and the answer (docs/recipe.md, "Fresh retries").
-    retry: Literal["fresh", "append"] = "fresh"
-    max_completion_tokens: int = 384  # sampled and observed tokens after the prompt, per attempt
-    max_turns: int = 8  # generations per attempt, but for those that only test again what has failed
+    retry: Literal["fresh", "append"] = "append"
+    max_completion_tokens: int = 224  # sampled and observed tokens after the prompt, per attempt
+    max_turns: int = 6  # generations per attempt, but for those that only test again what has failed
     max_edits: int = 4  # per attempt, but for those that only bring back what has failed before
-    max_repeats: int = 16  # tests of what had failed that use up neither a turn nor an edit, per attempt
+    max_repeats: int = 6  # tests of what had failed that use up neither a turn nor an edit, per attempt
     summary_trigger_tokens: int = 0  # a segment longer than this asks for a self-summary; 0: never
 
 
@@ -106,11 +107,14 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
-    learning_rate: float = 1e-4  # of AdamW
+    learning_rate: float = 5e-4  # of AdamW
     # Of the last norm's gain, the scale of all logits. With a rate of its own the policy becomes surer without its features
     # being rewritten for it (docs/results.md); 0: as everything else.
-    last_norm_learning_rate: float = 0.02
+    last_norm_learning_rate: float = 0.0
     warmup_steps: int = 5  # the learning rate rises to its value over so many
+    # Share of the run's limit (minutes or steps) at whose end the learning rates of the policy fall to nothing, linearly.
+    # What is published last is then no step away from the mean of the versions before it. 0: they do not fall.
+    cooldown: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: float = 0.0  # of AdamW
     clip_norm: float = 1.0  # a gradient of a larger norm is scaled down to it

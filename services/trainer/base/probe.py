@@ -15,6 +15,7 @@ import torch
 from services.trainer.base import pack as packs
 from services.trainer.base.decode import LockStep
 from services.trainer.base.traces import verdict
+from shared.contracts.run import Sampling
 from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.formats.edits import EditError, Workspace
@@ -22,7 +23,8 @@ from shared.model import load_checkpoint
 from shared.problems import Case, Hidden, Problem, values
 from shared.sandbox import FunctionRun, Functions, Limits, connect
 
-MAX_EDITS, MAX_TURNS, ROOM = 4, 6, 224
+_LIMITS = Sampling(retry="append")
+MAX_EDITS, MAX_TURNS, ROOM = _LIMITS.max_edits, _LIMITS.max_turns, _LIMITS.max_completion_tokens
 MAX_BROKEN = 3  # as in the agent of a run
 BATCH = 48  # problems in lock-step
 
@@ -148,7 +150,7 @@ def _act(s: Session, format: Compact) -> bool:
             if action.tool is Tool.test:
                 s.tests += 1
                 edits, s.untested = s.untested, 0
-                if s.state in s.failed and s.forgiven_turns < MAX_TURNS:
+                if s.state in s.failed and s.forgiven_turns < _LIMITS.max_repeats:
                     s.forgiven_turns, s.forgiven_edits = s.forgiven_turns + 1, s.forgiven_edits + edits
                 if s.turns - s.forgiven_turns >= MAX_TURNS:
                     s.end = "turn_limit"

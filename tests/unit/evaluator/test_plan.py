@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,9 @@ PACK = Ref(key="pack", size=1, checksum="0" * 32)
 LEASE_S, LOST_S = 10.0, 100.0
 
 
-def plan(problems: list[str], *, samples: int = 2, greedy: bool = True, asks: int = 2, name: str = "e") -> Plan:
+def plan(
+    problems: list[str], *, samples: int = 2, greedy: bool = True, asks: int = 2, name: str = "e", **sampling: Any
+) -> Plan:
     request = EvalRequested(
         run="r",
         eval=name,
@@ -28,7 +32,7 @@ def plan(problems: list[str], *, samples: int = 2, greedy: bool = True, asks: in
         pack_hidden=PACK,
         samples=samples,
         greedy=greedy,
-        sampling=Sampling(temperature=0.8),
+        sampling=Sampling(temperature=0.8, **sampling),
     )
     return Plan(request, problems, "default", Patience(lease_s=LEASE_S, lost_s=LOST_S, asks=asks))
 
@@ -57,6 +61,13 @@ def test_an_evaluation_asks_for_every_sample_and_one_greedy_attempt_pinned_to_it
     assert len({ask.seed for ask in asks}) == 6
     assert len({ask.key.group for ask in asks}) == 2
     assert {a.key.attempt for a in asks}.isdisjoint(a.key.attempt for a in plan(["b", "a"], name="e2").due(0.0, 100))
+
+
+def test_a_greedy_attempt_does_not_draw_again_what_cannot_come_out_otherwise() -> None:
+    asks = plan(["a"], retry="fresh", max_repeats=16).due(0.0, 100)
+    assert [ask.sampling.max_repeats for ask in asks] == [16, 16, 0]
+    asks = plan(["a"], retry="append", max_repeats=6).due(0.0, 100)
+    assert [ask.sampling.max_repeats for ask in asks] == [6, 6, 6]
 
 
 def test_what_is_silent_for_long_is_asked_for_again_under_the_next_epoch_as_often_as_needed() -> None:

@@ -215,10 +215,27 @@ def test_a_fresh_retry_cannot_know_what_it_repeats_and_pays_tokens_alone(compact
     assert run(made) is StopReason.submitted
     assert made.tests.runs == 3  # the wrong edit, the given files, the right one
     assert [s.spans[-1].fault for s in made.recorder.segments()] == ["", "", "", "repeated", "repeated", ""]
+    unread = agent(compact, wrong, [*edit(compact, new="*"), compact.submit], retry="fresh")
+    assert run(unread) is StopReason.submitted
+    assert unread.recorder.segments()[-1].spans[-1].fault == ""
     stuck = agent(compact, *[wrong] * 99, retry="fresh", max_edits=2, max_repeats=5, max_completion_tokens=10_000)
     assert run(stuck) is StopReason.turn_limit
     assert (stuck.effort.edits, stuck.effort.turns) == (2 + 5, 2 + 5 + 1)  # the last turn's edit was one too many
     assert stuck.workspace.files == PROBLEM.files
+
+
+def test_work_that_passed_or_is_noted_down_is_not_forgotten(compact: Compact) -> None:
+    right, broken = [*edit(compact), compact.test], [*edit(compact, old="nowhere"), compact.test]
+    passed = agent(compact, right, broken, [compact.submit], retry="fresh")
+    assert run(passed) is StopReason.submitted
+    assert passed.workspace.files == {"f.py": FIXED}
+    assert len(passed.recorder.segments()) == 1
+    wrong, note = [*edit(compact, old="/", new="*"), compact.test], [compact.line_token(1), compact.done]
+    script = [edit(compact, new="/"), note, wrong, note, [compact.undo, compact.submit]]
+    noted = agent(compact, *script, retry="fresh", summary_trigger_tokens=1)
+    assert run(noted) is StopReason.submitted
+    assert all("summary" in [s.role for s in segment.spans] for segment in noted.recorder.segments())
+    assert noted.workspace.files == {"f.py": FIXED.replace("+", "/")}
 
 
 def test_a_self_summary_starts_a_new_segment_that_holds_it_as_it_was_sampled(compact: Compact) -> None:

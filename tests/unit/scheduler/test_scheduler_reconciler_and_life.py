@@ -71,6 +71,14 @@ def test_the_run_stops_early_enough_to_publish_within_its_minutes() -> None:
     assert not budget.spent(steps=0, clock_s=590, waiting=0, step_times=[])
 
 
+def test_progress_is_of_the_limit_that_comes_first() -> None:
+    both = Budget(max_steps=100, minutes=10, groups_per_step=16)
+    assert both.progress(steps=25, clock_s=60) == 0.25
+    assert both.progress(steps=25, clock_s=300) == 0.5
+    assert both.progress(steps=25, clock_s=6_000) == 1.0
+    assert Budget(max_steps=0, minutes=0, groups_per_step=16).progress(steps=25, clock_s=300) == 0.0
+
+
 def test_a_very_short_budget_still_leaves_half_of_its_time() -> None:
     assert not Budget(max_steps=0, minutes=0.1, groups_per_step=16).spent(
         steps=1, clock_s=2, waiting=0, step_times=[30.0]

@@ -92,6 +92,10 @@ def test_a_quiet_run_trains_every_group_in_the_ledgers_order_and_asks_for_no_mor
     assert len(world.trained) == 24
     announced = [one.message.sequence for one in world.published if isinstance(one.message, m.GroupReady)]
     assert announced == sorted(announced) == list(range(1, 25))
+    progress = [one.message.progress for one in world.published if isinstance(one.message, m.GroupReady)]
+    assert progress == sorted(progress)
+    assert progress[0] == 0.0
+    assert 0.5 < progress[-1] < 1.0  # of its 8 steps: the last groups are announced before the last is made
     assert counts(engine, RUN)["rollouts.requested"] == 24 * 4
 
 

@@ -221,6 +221,27 @@ def test_the_last_norm_moves_at_a_rate_of_its_own(stage: int) -> None:
     assert [own[name] for name in others] == [like_others[name] for name in others]
 
 
+def test_the_rates_fall_to_nothing_over_the_last_part_of_a_run() -> None:
+    found = sequences(np.random.default_rng(0), groups=3)
+    config = msgspec.structs.replace(CONFIG, cooldown=0.5, last_norm_learning_rate=0.05)
+
+    def moved(progress: float) -> tuple[float, float, float]:
+        """Greatest move of the head, the last norm and the MTP layers."""
+        model, start = policy(), policy()
+        Trainer(Engine(model, config), config).train(found, attempts=12, step=1, progress=progress)
+        greatest = {"embed": 0.0, "norm.": 0.0, "mtp_l": 0.0}
+        for (name, a), b in zip(model.named_parameters(), start.parameters(), strict=True):
+            if name[:5] in greatest:
+                greatest[name[:5]] = max(greatest[name[:5]], float((a - b).detach().abs().max()))
+        return greatest["embed"], greatest["norm."], greatest["mtp_l"]
+
+    full, half, last = moved(0.5), moved(0.75), moved(1.0)
+    assert full == moved(0.0)
+    assert half[:2] == pytest.approx((full[0] / 2, full[1] / 2), rel=1e-3)
+    assert last[:2] == (0.0, 0.0)
+    assert full[2] == half[2] == last[2] > 0  # they follow the policy to the end
+
+
 def test_without_signal_nothing_moves() -> None:
     found = [
         replace(s, advantages_T=np.zeros_like(s.advantages_T)) for s in sequences(np.random.default_rng(0), groups=2)
