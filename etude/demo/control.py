@@ -21,7 +21,12 @@ async def run_control(options: DemoOptions, console: Console) -> int:
 
     pack = options.pack or prepare.make_pack()
     out = options.state.resolve() / "control-sft"
-    sizes = {"samples": options.eval_samples, "limit": options.eval_problems, "console": console, "retry": options.retry}
+    sizes = {
+        "samples": options.eval_samples,
+        "limit": options.eval_problems,
+        "console": console,
+        "retry": options.retry,
+    }
     before = await measure(prepare.BASE, pack, "held_out", title="held-out, before", **sizes)
     done = await asyncio.to_thread(
         subprocess.run,
