@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.console.control import Done, follow
+from services.console.seen import Seen
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
 from shared.ledger.transitions import RunState
@@ -66,9 +67,14 @@ class RunBoard:
     attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
     stops: Counter[str] = field(default_factory=Counter)
     scored: int = 0
-    failed: int = 0
+    heard: Seen = field(default_factory=Seen)  # attempts that have a verdict
+    lost: Seen = field(default_factory=Seen)  # lives of attempts (attempt, epoch) that infrastructure ended
     unlisted: Tally = field(default_factory=Tally)  # the last training attempts of those that are listed no more
     evals: dict[str, m.EvalFinished] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        return len(self.lost)
 
     @property
     def step(self) -> int:
@@ -126,7 +132,7 @@ class Board:
                 run.serial = max(run.serial, message.serial)
                 run.versions[message.serial] = message.step
             case m.RolloutFailed():
-                run.failed += 1
+                run.lost.add(f"{message.key.attempt} {message.key.epoch}")
             case m.RolloutScored():
                 self._score(run, message)
             case m.EvalFinished():
@@ -143,7 +149,7 @@ class Board:
             run.state, run.reason = state, message.reason
 
     def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
-        if scored.key.attempt in run.attempts:  # the first verdict wins
+        if not run.heard.add(scored.key.attempt):  # the first verdict wins
             return
         run.attempts[scored.key.attempt] = scored
         self._listed[run.run] = run
