@@ -101,7 +101,10 @@ class Board:
         self._attempts_per_run = attempts_per_run
         self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
-        self.replicas: dict[str, m.PolicyApplied] = {}
+        self.replicas: dict[str, m.PolicyApplied] = {}  # each one's last word, the newest at the end
+        self.overtaken: dict[
+            str, float
+        ] = {}  # replica -> when another first served a newer version of its run than it does
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
 
     def newest(self, count: int | None = None) -> list[str]:
@@ -114,7 +117,7 @@ class Board:
             self.alerts.appendleft(message)
             return
         if isinstance(message, m.PolicyApplied):
-            self.replicas[message.replica] = message
+            self._applied(message, at)
             return
         run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
         match message:
@@ -137,6 +140,16 @@ class Board:
                 self._score(run, message)
             case m.EvalFinished():
                 run.evals[message.eval] = message
+
+    def _applied(self, message: m.PolicyApplied, at: float) -> None:
+        self.replicas.pop(message.replica, None)
+        self.overtaken.pop(message.replica, None)
+        self.replicas[message.replica] = message
+        if not (at and message.ok and message.pool == "rollout"):  # one of the evaluation pool may be pinned
+            return
+        for name, other in self.replicas.items():
+            if (other.pool, other.run) == ("rollout", message.run) and other.serial < message.serial:
+                self.overtaken.setdefault(name, at)
 
     def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
         what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
