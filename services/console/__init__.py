@@ -10,7 +10,8 @@ ledger.
 Invariants:
 - Nothing is done without an operator's token: a session that began with one and a form of that session, or the token in the
   `Authorization` header. Requests that change something are refused when they come from another site. Wrong tokens are
-  counted and soon not looked at any more. Where others than this machine can reach the console, reading needs a token too.
+  counted and soon told to wait; a right one always passes. Where others than this machine can reach the console, reading
+  needs a token too.
 - The record of who did what when is `runs.control` itself; the console keeps none of its own.
 - Text made by an agent or a model is hostile: every value is escaped, control and bidirectional characters are made
   visible, and the pages forbid scripts, styles and connections other than their own (Content-Security-Policy).
