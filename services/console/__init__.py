@@ -1,19 +1,22 @@
 """The console: a web page that shows what happens, from messages and objects alone, and passes on what people decide.
 
 Owns: who may look and act (tokens, sessions). What it shows is rebuilt from the bus each time it starts.
-Consumes: runs.control, steps.committed, rollouts.scored, policies.published, policies.applied, evals.finished and alerts,
-all as broadcast (no group, no commits); run configurations, problem packs, chat formats and trajectories from the object
-store; `<state>/run/*.json` and `/readyz` of the services beside it; the scheduler's `/hardness`.
+Consumes: runs.control, steps.committed, rollouts.finished, rollouts.scored, policies.published, policies.applied,
+evals.finished and alerts, all as broadcast (no group, no commits); run configurations, problem packs, chat formats and
+trajectories from the object store; `<state>/run/*.json` and `/readyz` of the services beside it; the scheduler's `/hardness`.
 Produces: pages; runs.control (pause, resume, rollback, stop) with the name of whoever said it. No object, no word to the
 ledger.
 
 Invariants:
 - Nothing is done without an operator's token: a session that began with one and a form of that session, or the token in the
   `Authorization` header. Requests that change something are refused when they come from another site. Wrong tokens are
-  counted and soon not looked at any more. Where others than this machine can reach the console, reading needs a token too.
+  counted and soon told to wait; a right one always passes. Where others than this machine can reach the console, reading
+  needs a token too.
 - The record of who did what when is `runs.control` itself; the console keeps none of its own.
 - Text made by an agent or a model is hostile: every value is escaped, control and bidirectional characters are made
   visible, and the pages forbid scripts, styles and connections other than their own (Content-Security-Policy).
 - It answers requests for this machine's names only (no DNS rebinding) and listens on localhost unless told otherwise.
-- Memory is bounded: per run figures per version and step, and the last few thousand attempts of the last few runs.
+- An attempt that is read twice counts once, however long ago it was read first.
+- Memory is bounded: per run figures per version and step, and the last few thousand attempts of the last few runs; of every
+  other attempt a hash, by which it is known again.
 """

@@ -2,6 +2,8 @@
 
 Invariants:
 - A token is compared with every known one, in constant time: how long it takes says neither whose nor how near it was.
+- A right token always passes, so every guess is looked at, and waiting does not slow guessing down. What stands against it is
+  the token's length: 256 bits where we make it.
 - A session's id is 256 random bits and lives in this process alone: a restart signs everybody out, and so does a new token.
 - A session expires `SESSION_S` after the sign-in, used or not. Sessions and remembered failures are bounded in number.
 """
@@ -109,7 +111,7 @@ class Failures:
         self._all = (0.0, 0.0)
 
     def wait(self, address: str, now: float) -> float:
-        """Seconds until a token from this address is looked at; 0: now."""
+        """Seconds until one more wrong token from this address is borne; 0: now."""
         own = _leaked(self._levels.get(address, (0.0, now)), now, 1 / FAILURE_S)
         every = _leaked(self._all, now, FAILURES_ALL / FAILURES / FAILURE_S)
         waits = ((own + 1 - FAILURES) * FAILURE_S, (every + 1 - FAILURES_ALL) * FAILURE_S * FAILURES / FAILURES_ALL)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.console.control import Done, follow
+from services.console.seen import Seen
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
 from shared.ledger.transitions import RunState
@@ -66,9 +67,14 @@ class RunBoard:
     attempts: OrderedDict[str, m.RolloutScored] = field(default_factory=OrderedDict)
     stops: Counter[str] = field(default_factory=Counter)
     scored: int = 0
-    failed: int = 0
+    heard: Seen = field(default_factory=Seen)  # attempts that have a verdict
+    lost: Seen = field(default_factory=Seen)  # lives of attempts (attempt, epoch) that infrastructure ended
     unlisted: Tally = field(default_factory=Tally)  # the last training attempts of those that are listed no more
     evals: dict[str, m.EvalFinished] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        return len(self.lost)
 
     @property
     def step(self) -> int:
@@ -95,7 +101,10 @@ class Board:
         self._attempts_per_run = attempts_per_run
         self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
-        self.replicas: dict[str, m.PolicyApplied] = {}
+        self.replicas: dict[str, m.PolicyApplied] = {}  # each one's last word, the newest at the end
+        self.overtaken: dict[
+            str, float
+        ] = {}  # replica -> when another first served a newer version of its run than it does
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
 
     def newest(self, count: int | None = None) -> list[str]:
@@ -108,7 +117,7 @@ class Board:
             self.alerts.appendleft(message)
             return
         if isinstance(message, m.PolicyApplied):
-            self.replicas[message.replica] = message
+            self._applied(message, at)
             return
         run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
         match message:
@@ -126,11 +135,21 @@ class Board:
                 run.serial = max(run.serial, message.serial)
                 run.versions[message.serial] = message.step
             case m.RolloutFailed():
-                run.failed += 1
+                run.lost.add(f"{message.key.attempt} {message.key.epoch}")
             case m.RolloutScored():
                 self._score(run, message)
             case m.EvalFinished():
                 run.evals[message.eval] = message
+
+    def _applied(self, message: m.PolicyApplied, at: float) -> None:
+        self.replicas.pop(message.replica, None)
+        self.overtaken.pop(message.replica, None)
+        self.replicas[message.replica] = message
+        if not (at and message.ok and message.pool == "rollout"):  # one of the evaluation pool may be pinned
+            return
+        for name, other in self.replicas.items():
+            if (other.pool, other.run) == ("rollout", message.run) and other.serial < message.serial:
+                self.overtaken.setdefault(name, at)
 
     def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
         what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
@@ -143,7 +162,7 @@ class Board:
             run.state, run.reason = state, message.reason
 
     def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
-        if scored.key.attempt in run.attempts:  # the first verdict wins
+        if not run.heard.add(scored.key.attempt):  # the first verdict wins
             return
         run.attempts[scored.key.attempt] = scored
         self._listed[run.run] = run

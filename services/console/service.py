@@ -16,6 +16,7 @@ from shared.telemetry import Health
 TOPICS = (
     t.RUNS_CONTROL,
     t.STEPS_COMMITTED,
+    t.ROLLOUTS_FINISHED,  # for those that a worker lost; as many messages as the next has
     t.ROLLOUTS_SCORED,
     t.POLICIES_PUBLISHED,
     t.POLICIES_APPLIED,

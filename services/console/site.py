@@ -157,7 +157,7 @@ async def guard(
 
 
 def _recognise(request: web.Request) -> None:
-    """Notes whose session or token the request carries. Wrong tokens are counted, and soon not looked at any more."""
+    """Notes whose session or token the request carries. Wrong tokens are counted, and soon refused unheard."""
     access, now = request.app[ACCESS], time.monotonic()
     cookie = request.cookies.get(cookie_name(request))
     if cookie and (session := access.sessions.find(cookie, now)):
@@ -171,16 +171,17 @@ def _recognise(request: web.Request) -> None:
 
 
 def holder_of(request: web.Request, token: str) -> Person | None:
-    """Whose token this is; None: nobody's, which counts as a failure. Raises HTTPTooManyRequests."""
+    """Whose token this is; None: nobody's, which counts as a failure. Raises HTTPTooManyRequests for a wrong one alone: behind
+    an ingress all have one address, and a script with an old token must not keep people from stopping a run."""
     access, now, address = request.app[ACCESS], time.monotonic(), request.remote or ""
+    if (person := access.tokens.holder(token)) is not None:
+        return person
     if wait := access.failures.wait(address, now):
         raise web.HTTPTooManyRequests(
             text=f"Too many wrong tokens. Try again in {wait:.0f} s.\n", headers={"Retry-After": f"{wait + 1:.0f}"}
         )
-    person = access.tokens.holder(token)
-    if person is None:
-        access.failures.note(address, now)
-    return person
+    access.failures.note(address, now)
+    return None
 
 
 # Pages

@@ -34,11 +34,19 @@ class Watcher:
 
     async def look(self, http: aiohttp.ClientSession) -> tuple[Snapshot, Snapshot | None]:
         """(now, before); before is None until there were two looks."""
-        if (self._looking is None or self._looking.done()) and time.monotonic() - self.now.at > FRESH_S:
-            self._looking = asyncio.create_task(self._look(http))
+        self._begin(http)
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=PATIENCE_S if self.now.at else FIRST_S)
         return self.now, self.before if self.before.at else None
+
+    def glance(self, http: aiohttp.ClientSession) -> Snapshot:
+        """What the last look found, at once: for a page that must not wait. A new look begins where that is old."""
+        self._begin(http)
+        return self.now
+
+    def _begin(self, http: aiohttp.ClientSession) -> None:
+        if (self._looking is None or self._looking.done()) and time.monotonic() - self.now.at > FRESH_S:
+            self._looking = asyncio.create_task(self._look(http))
 
     async def close(self) -> None:
         if self._looking is not None:

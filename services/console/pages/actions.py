@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import structlog
@@ -27,15 +28,15 @@ log = structlog.get_logger()
 
 
 async def act(request: web.Request) -> web.Response:
-    """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain`: a pause that trains what
-    is complete. `version`: which to go back to."""
+    """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain=off`: a pause that leaves
+    what is complete untrained. `version`: which to go back to."""
     form = await request.post()
     person = require_operator(request, str(form.get("form_key", "")))
     run, action = run_of(request), request.match_info["action"]
     if action not in allowed(run.state):
         raise web.HTTPConflict(reason=f"{run.run} is {run.state.value}: {action} does not apply. Nothing was done.")
     reason = " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
-    drain = action != "pause" or "drain" in form
+    drain = action != "pause" or _drain([str(value) for value in form.getall("drain", [])])
     serial, word = None, ""
     if action == "rollback":
         serial, word = _version(run, str(form.get("version", ""))), secrets.token_hex(8)
@@ -62,6 +63,14 @@ async def act(request: web.Request) -> web.Response:
     log.info("action", run=run.run, action=action, by=person.name, reason=reason)
     await _seen(run, message)
     raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
+
+
+def _drain(said: Sequence[str]) -> bool:
+    """Who does not say drains. A cleared box sends nothing, so our form says `off` first and a ticked box `on` after it."""
+    word = said[-1] if said else "on"
+    if word not in ("on", "off"):
+        raise web.HTTPConflict(reason=f"drain: found {word[:20]!r}; allowed: on, off. Nothing was done.")
+    return word == "on"
 
 
 def _version(run: RunBoard, text: str) -> int:

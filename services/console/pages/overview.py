@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from aiohttp import web
 
 from services.console.flow import flow
 from services.console.picture import draw, pace, waiting
+from services.console.rotation import standings
 from services.console.site import BOARD, HTTP, WATCHER, number, page
 
 RUNS_PER_PAGE = 50
@@ -30,7 +33,7 @@ async def overview(request: web.Request) -> web.Response:
         boards=[board.runs[run] for run in names[(shown - 1) * RUNS_PER_PAGE : shown * RUNS_PER_PAGE]],
         shown=shown,
         pages=pages,
-        replicas=sorted(board.replicas.values(), key=lambda r: (r.pool, r.replica)),
+        replicas=standings(board, now.neighbours, time.time()),
         alerts=list(board.alerts)[:8],
     )
 

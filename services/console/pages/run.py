@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from aiohttp import web
 
 from services.console.control import allowed
 from services.console.curves import HEADLINES, curves, draw
-from services.console.site import BOARD, LIBRARY, page, run_of
+from services.console.rotation import standings
+from services.console.site import BOARD, HTTP, LIBRARY, WATCHER, page, run_of
 from shared.objects import ObjectDamaged, ObjectMissing
 
 
@@ -18,6 +20,7 @@ async def run_page(request: web.Request) -> web.Response:
         config = await asyncio.to_thread(request.app[LIBRARY].config, run.run)
     except (ObjectMissing, ObjectDamaged, ValueError, OSError):
         config = None
+    beside = request.app[WATCHER].glance(request.app[HTTP]).neighbours
     board, charts = request.app[BOARD], [draw(curve) for curve in curves(run)]
     return page(
         request,
@@ -27,7 +30,7 @@ async def run_page(request: web.Request) -> web.Response:
         lately=run.lately(),
         headlines=charts[:HEADLINES],
         details=charts[HEADLINES:],
-        replicas=[r for r in sorted(board.replicas.values(), key=lambda r: r.replica) if r.run == run.run],
+        replicas=[s for s in standings(board, beside, time.time()) if s.replica.run == run.run],
         alerts=[a for a in board.alerts if a.run == run.run][:8],
         actions=allowed(run.state),
         evals=sorted(run.evals.values(), key=lambda e: e.serial),

@@ -69,14 +69,14 @@ def test_wrong_tokens_are_borne_a_few_times_then_one_at_a_time_and_others_are_no
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 5)), max_size=400))
-def test_however_many_addresses_are_used_the_number_of_guesses_in_a_time_is_bounded(tries):
-    failures, now, guesses = a.Failures(), 0.0, 0
+def test_however_many_addresses_are_used_the_wrong_tokens_borne_in_a_time_are_bounded(tries):
+    failures, now, borne = a.Failures(), 0.0, 0
     for address, pause in tries:
         now += pause
         if failures.wait(str(address), now) == 0:
             failures.note(str(address), now)
-            guesses += 1
-    assert guesses <= a.FAILURES_ALL + now * a.FAILURES_ALL / a.FAILURES / a.FAILURE_S + 1
+            borne += 1
+    assert borne <= a.FAILURES_ALL + now * a.FAILURES_ALL / a.FAILURES / a.FAILURE_S + 1
 
 
 @pytest.mark.parametrize(

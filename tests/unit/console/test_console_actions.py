@@ -14,7 +14,7 @@ from shared import bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from tests.unit.console.conftest import HOSTILE, RUN
-from tests.unit.console.serving import OPERATOR, VIEWER, Console, console
+from tests.unit.console.serving import OPERATOR, VIEWER, Console, Page, console
 
 Scenario = Callable[[Console], Awaitable[Any]]
 
@@ -59,7 +59,7 @@ def test_an_operator_pauses_resumes_and_stops_a_run_and_the_page_says_who_did_wh
     async def scenario(there: Console) -> None:
         key = await signed_in(there)
         states = []
-        for action, drain in (("pause", {}), ("resume", {}), ("pause", {"drain": "on"}), ("stop", {})):
+        for action, drain in (("pause", {"drain": "off"}), ("resume", {}), ("pause", {"drain": "on"}), ("stop", {})):
             form = {"form_key": key, "reason": f"why {action} {HOSTILE}", **drain}
             status, _, page = await there.post(f"/runs/{RUN}/{action}", form)
             assert status == 200
@@ -72,6 +72,26 @@ def test_an_operator_pauses_resumes_and_stops_a_run_and_the_page_says_who_did_wh
         assert [(c.action, c.by, c.drain) for c in heard] == [
             ("pause", "alice", False), ("resume", "alice", True), ("pause", "alice", True), ("stop", "alice", True),
         ]  # fmt: skip
+
+    run(scenario)
+
+
+def test_a_pause_trains_what_is_complete_unless_it_says_that_it_does_not(run):
+    async def scenario(there: Console) -> None:
+        key = await signed_in(there)
+        (form,) = re.findall(
+            r'action="/runs/[^"]+/pause">(.*?)</form>', (await there.get(f"/runs/{RUN}"))[2].html, re.S
+        )
+        fields = [a for tag, a in Page(form).elements if tag == "input" and a["name"] == "drain"]
+        ticked = [("drain", a["value"]) for a in fields]
+        cleared = [("drain", a["value"]) for a in fields if a["type"] != "checkbox"]
+        statuses = []
+        for data in ([("reason", "tea")], ticked, cleared, [("drain", "no")]):
+            async with there.http.post(f"{there.url}/runs/{RUN}/pause", data=[("form_key", key), *data]) as answer:
+                statuses.append(answer.status)
+            await there.post(f"/runs/{RUN}/resume", {"form_key": key})
+        assert statuses == [200, 200, 200, 409]
+        assert [c.drain for c in await end(there) if c.action == "pause"] == [True, True, False]
 
     run(scenario)
 
@@ -158,16 +178,19 @@ def test_signing_out_ends_the_session_for_whoever_kept_its_cookie(run):
     run(scenario)
 
 
-def test_wrong_tokens_are_soon_not_looked_at_any_more_and_the_right_one_neither(run):
+def test_wrong_tokens_are_soon_told_to_wait_and_a_right_one_from_the_same_address_passes(run):
     async def scenario(there: Console) -> None:
         statuses = [(await there.post("/sign-in", {"token": f"wrong-{i}"}))[0] for i in range(FAILURES)]
         assert statuses == [401] * FAILURES
-        status, headers, page = await there.post("/sign-in", {"token": OPERATOR})
+        status, headers, page = await there.post("/sign-in", {"token": "wrong"})
         assert (status, int(headers["Retry-After"]) > 0) == (429, True)
         assert "Content-Security-Policy" in headers
-        bearer, _, _ = await there.post(f"/runs/{RUN}/pause", {}, headers={"Authorization": f"Bearer {OPERATOR}"})
-        assert bearer == 429
         assert OPERATOR not in page.html
+        for token, expected in (("wrong", 429), (OPERATOR, 200), ("wrong", 429)):
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert (await there.post(f"/runs/{RUN}/stop", {}, headers=bearer))[0] == expected
+        await signed_in(there)
+        assert [(c.action, c.by) for c in await end(there)] == [("stop", "alice")]
 
     run(scenario)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.console import transcript
 from services.console.board import LISTED_RUNS, Board
 from services.console.charts import POINTS, Series, line_chart
+from services.console.seen import Seen
 from services.console.visible import visible
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
@@ -40,6 +41,36 @@ def test_a_message_that_comes_twice_counts_once(world):
     once, twice = board_of(messages), board_of([x for message in messages for x in (message, message)])
     assert once.runs[RUN].tallies == twice.runs[RUN].tallies
     assert once.runs[RUN].steps == twice.runs[RUN].steps
+
+
+def test_scored_attempts_count_once_however_many_have_come_since(world):
+    board = Board(10)
+    scored = world.scored("a-0", version=0, solved=True)
+    messages = [
+        msgspec.structs.replace(scored, key=msgspec.structs.replace(scored.key, attempt=f"a-{i}")) for i in range(300)
+    ]
+    for scored in messages + messages:  # as after a broker's failure: all again from the start
+        board.apply(scored)
+    run = board.runs[RUN]
+    assert (run.scored, run.tallies[0].attempts, run.stops["submitted"]) == (300, 300, 300)
+    assert list(run.attempts) == [f"a-{i}" for i in range(290, 300)]
+
+
+def test_a_life_of_an_attempt_that_is_lost_counts_once_and_its_next_life_again():
+    board = Board(10)
+    for attempt, epoch in (("a-1", 1), ("a-1", 1), ("a-1", 2), ("a-2", 1), ("a-1", 1)):
+        key = m.AttemptKey(attempt=attempt, epoch=epoch, group="g", problem="p")
+        board.apply(m.RolloutFailed(run=RUN, key=key, reason="the sandbox died", worker="w"))
+    assert board.runs[RUN].failed == 3
+
+
+@given(st.lists(st.text(max_size=3)))
+def test_what_was_seen_is_known_as_a_set_would_know_it(names):
+    seen, known = Seen(), set()
+    for name in [*names, *map(str, range(200))]:  # enough that it grows
+        assert seen.add(name) is (name not in known)
+        known.add(name)
+    assert len(seen) == len(known)
 
 
 def test_a_new_incarnation_takes_the_steps_after_its_fork_away_and_a_zombies_steps_do_not_count(world):

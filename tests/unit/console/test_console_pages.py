@@ -16,6 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from shared import bus
+from shared.contracts import messages as m
+from shared.contracts import topics as t
 from tests.unit.console.conftest import HOSTILE, RUN
 from tests.unit.console.serving import console
 
@@ -85,6 +87,23 @@ def test_a_run_shows_its_curves_and_configuration(visit):
     assert page.html.count("<polyline") == len(labels) + 1  # the seconds of a step share a chart
     for expected in ("hardness-weighted", "pass_at_1", "0.31", "submitted"):
         assert expected in page.text
+
+
+def test_attempts_that_a_worker_or_a_grader_lost_are_counted(world, tmp_path):
+    async def scenario():
+        async with console(world, tmp_path) as there:
+            finished, scored = t.ROLLOUTS_FINISHED, t.ROLLOUTS_SCORED
+            for topic, attempt in ((finished, "a-7"), (finished, "a-8"), (scored, "a-9"), (scored, "a-9")):
+                key = m.AttemptKey(attempt=attempt, epoch=1, group="g-1", problem="p-1")
+                failed = m.RolloutFailed(run=RUN, key=key, reason="no sandbox", worker="w")
+                await there.bus.publish(topic, attempt, failed)
+            async with asyncio.timeout(10):
+                while there.board.runs[RUN].failed < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            _, _, page = await there.get(f"/runs/{RUN}")
+            assert re.search(r"Lost to infrastructure\s*3\b", page.text)
+
+    asyncio.run(scenario())
 
 
 def test_attempts_can_be_filtered_and_an_unknown_page_or_filter_is_harmless(visit):
