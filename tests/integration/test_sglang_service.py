@@ -65,7 +65,7 @@ def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_man
             assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 4}]
             assert (meta["id"], meta["oldest_kv_version"], meta["completion_tokens"]) == ("x", 3, 4)
             asked = (await w.server(replica))["asked"][-1]
-            assert (asked["extra_key"], asked["rid"]) == ("@3", "1:x")
+            assert (asked["extra_key"].rpartition("/")[2], asked["rid"]) == ("@3", "1:x")
             folders = sorted((p.state / "sglang" / "replica" / "1").iterdir())
             assert [folder.name for folder in folders] == ["3"]  # what served before is gone
         assert not (await w.p.applied(3, ok=False))[0].ok
@@ -324,6 +324,32 @@ def test_a_server_that_we_did_not_start_is_checked_loaded_and_followed(world):
                 assert message.replica == "attaches"
                 assert (await ask(replica.health.url, "/weights_checker", {}))[1]["serial"] == 1
             assert psutil.pid_exists((await ask(url, "/server_info"))[1]["pid"])  # it is not ours to end
+
+    world(test)
+
+
+def test_no_run_finds_the_cache_entries_of_another_in_a_server_that_stays(world):
+    async def test(w: World) -> None:
+        await w.p.start_run("r-first")
+        async with w.replica(name="starts", run="r-first") as first:
+            await w.p.applied(0)
+            url = (await ask(first.health.url, "/server_info"))[1]["url"]
+            async with w.replica(name="attaches", sglang_url=url) as replica:
+
+                async def keys(run: str) -> list[str]:
+                    await until(lambda: replica.agent.run_id == run and replica.server.live is not None)
+                    for rid in ("x", "y"):
+                        body = body_of([1, 2, 3], 2, extra_key="0", rid=f"{run}-{rid}")
+                        status, answer = await ask(replica.health.url, "/generate", body)
+                        assert (status, answer["meta_info"]["oldest_kv_version"]) == (200, 0)
+                    return [asked["extra_key"] for asked in (await ask(url, "/server_info"))[1]["asked"][-2:]]
+
+                before = await keys("r-first")
+                assert before[0] == before[1]
+                await w.p.start_run("r-second")
+                after = await keys("r-second")
+                assert after[0] == after[1]
+                assert before[0] != after[0]
 
     world(test)
 

@@ -62,6 +62,7 @@ class Api(Contract):
             serial=serial,
             routing=routing,
             seed=secrets.randbits(31),
+            lineage=live.lineage,
         )
 
         def read(data: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import time
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class SglangLive:
         self.settings, self.model, self.context, self._client, self._root = settings, model, context, client, root
         self.server: Server | None = None
         self.lag = overlap_lag(settings)
+        self.lineage = secrets.token_hex(
+            8
+        )  # of one run on one base: no other start of an engine finds its cache entries
         self._served: Served | None = None
         self._guard = asyncio.Lock()
         self._loading: asyncio.Task[float] | None = None
