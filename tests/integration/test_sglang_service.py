@@ -117,6 +117,46 @@ def test_a_stop_in_the_middle_of_a_swap_lets_running_requests_end(world):
     world(test)
 
 
+def test_a_server_is_not_continued_from_outside_before_its_new_weights_were_verified(world):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        w.wrong(slow=1.5)
+        async with w.replica() as replica:
+            await w.p.applied(0)
+            url = replica.health.url
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await until(lambda: replica.server.keeper.paused)
+            status, _ = await ask(url, "/continue_generation", {})
+            assert status == 200
+            assert replica.agent.live.serial == 1  # nobody says so of a version before it was verified
+
+    world(test)
+
+
+@pytest.mark.parametrize("damage", [{}, {"refuse": ["1"]}])
+def test_a_paused_server_stays_paused_over_a_swap(world, damage):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        w.wrong(**damage)
+        async with w.replica() as replica:
+            await w.p.applied(0)
+            url = replica.health.url
+            assert (await ask(url, "/pause_generation", {"mode": "in_place"}))[0] == 200
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await w.p.applied(1, ok=not damage)
+            assert not (await w.server(replica))["going"]
+            assert (await ask(url, "/server_info"))[1]["paused"]
+            assert (await ask(url, "/continue_generation", {}))[0] == 200
+            status, _ = await ask(url, "/generate", body_of([1, 2], 3))
+            assert status == 200
+
+    world(test)
+
+
 @pytest.mark.parametrize("damage", [{"flip": "1"}, {"refuse": ["1"]}])
 def test_a_load_that_fails_is_undone_and_the_third_takes_the_replica_out_until_a_version_loads(world, damage):
     async def test(w: World) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -166,16 +166,14 @@ class Api(Contract):
         return info
 
     async def _pause(self, mode: str) -> None:
-        self._ready()
-        assert self.keeper is not None
-        await self._client.pause(mode, CONTROL_S)
-        self.keeper.paused = True
+        async with self._between_swaps() as keeper:
+            await self._client.pause(mode, CONTROL_S)
+            keeper.paused = True
 
     async def _proceed(self) -> None:
-        self._ready()
-        assert self.keeper is not None
-        await self._client.proceed(CONTROL_S)
-        self.keeper.paused = False
+        async with self._between_swaps() as keeper:
+            await self._client.proceed(CONTROL_S)
+            keeper.paused = False
 
     async def abort(self, http: web.Request) -> web.Response:
         asked = decode(AbortRequest, await http.read())
@@ -187,8 +185,17 @@ class Api(Contract):
         return web.json_response({"status": "ok"})
 
     async def _flush(self) -> None:
-        self._ready()
-        await self._client.flush()
+        async with self._between_swaps():
+            await self._client.flush()
+
+    @contextlib.asynccontextmanager
+    async def _between_swaps(self) -> AsyncIterator[Server]:
+        """In a swap the server must stand still until its new weights were verified: who comes then waits."""
+        live = self._ready()
+        async with live.still:
+            if self._ready() is not live or self.keeper is None:  # what was waited for may have ended it
+                raise Unavailable("another engine is started; /readyz says what is waited for")
+            yield self.keeper
 
 
 @web.middleware

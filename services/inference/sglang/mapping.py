@@ -64,7 +64,8 @@ def request_body(
     lineage: str,
 ) -> bytes:
     """The body for SGLang. `context`: positions per session; `serial`: what serves now; `routing`: the model has experts;
-    `seed`: for a request without one; `lineage`: whose versions the serials are. Raises BadRequest, in the words of the embedded engine."""
+    `seed`: for a request without one; `lineage`: whose versions the serials are. Raises BadRequest, in the words of the
+    embedded engine."""
     tokens = asked.input_ids
     if not 0 < len(tokens) <= context:
         raise BadRequest(f"input_ids has {len(tokens)} tokens; allowed: 1..{context}")
