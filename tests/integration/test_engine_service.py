@@ -192,6 +192,27 @@ def test_a_client_that_goes_away_frees_its_row(tmp_path):
     run(test, tmp_path)
 
 
+def test_a_replica_that_drains_still_frees_the_rows_of_clients_that_go_away_and_of_aborted_requests(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica(context=60000) as replica:
+            await p.applied(0)
+            url, engine = replica.health.url, replica.server.engine
+            assert engine is not None
+            leaving = asyncio.create_task(ask(url, "/generate", body_of([1, 2, 3], 50000)))
+            aborted = asyncio.create_task(ask(url, "/generate", body_of([4, 5, 6], 50000, rid="aborted")))
+            await until(lambda: engine.running == 2)
+            replica.server.draining = True
+            leaving.cancel()
+            await until(lambda: engine.running == 1)
+            assert (await ask(url, "/abort_request", {"rid": "aborted"}))[0] == 200
+            _, answer = await aborted
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+            await until(replica.server.idle.is_set)
+
+    run(test, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

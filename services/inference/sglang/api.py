@@ -131,10 +131,14 @@ class Api(Contract):
             await self._client.abort(sent_rid(rid))
 
     def _ready(self) -> SglangLive:
-        if self.live is None or self.keeper is None:
-            raise Unavailable("no weights yet; /readyz says what is waited for")
+        live = self._served()
         if self.draining:
             raise Unavailable("shutting down")
+        return live
+
+    def _served(self) -> SglangLive:
+        if self.live is None or self.keeper is None:
+            raise Unavailable("no weights yet; /readyz says what is waited for")
         if not self.keeper.up.is_set():
             raise Unavailable("SGLang is not up; /readyz says why")
         return self.live
@@ -176,8 +180,9 @@ class Api(Contract):
             keeper.paused = False
 
     async def abort(self, http: web.Request) -> web.Response:
+        """Also while draining: what nobody waits for need not be waited for."""
         asked = decode(AbortRequest, await http.read())
-        self._ready()
+        self._served()
         if asked.abort_all:
             await self._client.abort_all()
         elif asked.rid in self._open:
