@@ -73,6 +73,22 @@ def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_man
     world(test)
 
 
+@pytest.mark.parametrize("name", ["replica", ""])
+def test_a_replica_that_ends_leaves_no_version_behind_and_two_without_a_name_share_no_folder(world, name):
+    async def test(w: World) -> None:
+        await w.p.start_run()
+        async with w.replica(name=name) as one, w.replica(name=name and "other") as two:
+            for replica in (one, two):
+                await until(lambda replica=replica: replica.agent.live is not None)
+            folders = [replica.agent.live.served.folder for replica in (one, two)]
+            assert folders[0] != folders[1]
+            assert all((folder / "config.json").exists() for folder in folders)
+        left = [path for path in (w.p.state / "sglang").rglob("*") if path.suffix != ".lock"]
+        assert left == []
+
+    world(test)
+
+
 def test_a_swap_in_mid_generation_shows_in_the_version_spans(world):
     async def test(w: World) -> None:
         w.p.write_version(0, None)

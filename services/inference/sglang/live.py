@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class SglangLive:
         self._served: Served | None = None
         self.still = asyncio.Lock()  # held by who makes the server stand still or go on, until that is done
         self._guard = asyncio.Lock()
+        self._writing, self._stopped = threading.Lock(), False
         self._loading: asyncio.Task[float] | None = None
 
     @property
@@ -116,8 +118,16 @@ class SglangLive:
             return self.serial, self.served.checksum
 
     async def stop(self) -> None:
-        """The server is the engine's to end; here go the folders."""
-        await asyncio.to_thread(shutil.rmtree, self._root, True)
+        """The server is the engine's to end, before; here go the folders, and what is being written is not left behind."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait({self._loading})
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        with self._writing:
+            self._stopped = True
+            shutil.rmtree(self._root, True)
 
     async def check(self) -> None:
         """After each start of the server. Raises WeightsDamaged, ServerLost, ServerRefused."""
@@ -153,7 +163,9 @@ class SglangLive:
         if self._served is not None and folder == self._served.folder:
             folder = self._root / f"{serial}-again"
         config = files.engine_config(self.model, context=self.context, dtype=s.sglang_dtype, fp8=fp8)
-        files.write(folder, bits, self.model, config, fp8=fp8, draft=draft)
+        with self._writing:  # a thread goes on when its task was cancelled
+            if not self._stopped:
+                files.write(folder, bits, self.model, config, fp8=fp8, draft=draft)
         return Served(serial, bits, found, folder, wanted)
 
     async def _exchange(self, new: Served) -> float:
