@@ -35,7 +35,7 @@ class Server(Contract):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self.engine: Engine | None = None
-        self._open: dict[Request, web.Request] = {}
+        self._open: dict[Request, tuple[web.Request, Engine]] = {}  # the engine that has it, served or not any more
         self._by_rid: dict[str, Request] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._scraped = (time.monotonic(), 0.0)
@@ -70,7 +70,7 @@ class Server(Contract):
             raise Unavailable(str(error)) from None
         except ValueError as error:
             raise BadRequest(str(error)) from None
-        self._open[request], self._by_rid[rid] = http, request
+        self._open[request], self._by_rid[rid] = (http, engine), request
         self.idle.clear()
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep())
@@ -94,16 +94,20 @@ class Server(Contract):
     async def _sweep(self) -> None:
         """Aborts the requests whose client has closed its connection."""
         while self._open:
-            for request, http in list(self._open.items()):
+            for request, (http, engine) in list(self._open.items()):
                 if http.transport is None or http.transport.is_closing():
-                    self._ready().abort(request, "the client went away")
+                    engine.abort(request, "the client went away")
             await asyncio.sleep(DISCONNECT_CHECK_S)
 
     def _ready(self) -> Engine:
-        if self.engine is None:
-            raise Unavailable("no weights yet; /readyz says what is waited for")
+        engine = self._served()
         if self.draining:
             raise Unavailable("shutting down")
+        return engine
+
+    def _served(self) -> Engine:
+        if self.engine is None:
+            raise Unavailable("no weights yet; /readyz says what is waited for")
         return self.engine
 
     # -- control -----------------------------------------------------------------------------------------------------
@@ -137,11 +141,13 @@ class Server(Contract):
         await asyncio.wrap_future(self._ready().proceed())
 
     async def abort(self, http: web.Request) -> web.Response:
-        asked, engine = decode(AbortRequest, await http.read()), self._ready()
+        """Also while draining: what nobody waits for need not be waited for."""
+        asked, engine = decode(AbortRequest, await http.read()), self._served()
         if asked.abort_all:
             await asyncio.wrap_future(engine.abort_all("aborted on request"))
         elif asked.rid in self._by_rid:
-            engine.abort(self._by_rid[asked.rid], "aborted on request")
+            request = self._by_rid[asked.rid]
+            self._open[request][1].abort(request, "aborted on request")
         return web.json_response({"status": "ok"})
 
     async def _flush(self) -> None:

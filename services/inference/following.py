@@ -10,7 +10,8 @@ from shared.contracts.run import Ref
 
 @dataclass(slots=True)
 class Following:
-    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest.
+    """`run`: only this one ("": the one started last of those that are not over). `pinned`: exactly this serial; None: the
+    newest.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -19,23 +20,30 @@ class Following:
     run: str = ""
     pinned: int | None = None
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
+    over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
 
     def control(self, message: RunControl) -> None:
         if message.action == "start" and message.config is not None:
             self.started.pop(message.run, None)
             self.started[message.run] = message.config
+        if message.action in ("stop", "finished"):
+            self.over.add(message.run)
+        elif message.action in ("start", "resume"):
+            self.over.discard(message.run)
 
     def published(self, message: PolicyPublished) -> None:
         known = self._newest.get(message.run)
         if known is None or (message.incarnation, message.serial) > (known.incarnation, known.serial):
             self._newest[message.run] = message
 
-    def current_run(self) -> str | None:
-        """The run to serve; None while it has not been started."""
+    def runs(self) -> list[str]:
+        """The runs to serve, the best first. One that is over comes into question only where no other is left: its last
+        version may still be evaluated."""
         if self.run:
-            return self.run if self.run in self.started else None
-        return next(reversed(self.started), None)
+            return [self.run] if self.run in self.started else []
+        latest = list(reversed(self.started))
+        return [run for run in latest if run not in self.over] or latest
 
     def newest(self, run: str) -> PolicyPublished | None:
         return self._newest.get(run)

@@ -5,6 +5,7 @@ Invariants:
 - Nothing is served that was not verified twice: every tensor of the rebuilt version, and the engine's own copy of it.
 - After a failure the version is rebuilt from its full base; the third in a row takes the replica out of rotation and says
   why. It keeps trying, and returns by itself with the first version that it can load.
+- A run that cannot be read (no configuration, no base) takes no replica from one that can: it is tried again beside it.
 - A replica that starts again reads both topics from their beginning, and so catches up by itself.
 """
 
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import PolicyApplied
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
-from shared.model import load_checkpoint
+from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
 from shared.weights import WeightsError, checksum, read_manifest, rebuild
@@ -43,6 +45,17 @@ FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0
 A_RUN, WEIGHTS = "a run to be started (runs.control)", "weights"
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Unread:
+    """A run that could not be read: what is missing of it, how often that was found, when (monotonic) it is looked for
+    again."""
+
+    what: str
+    delay: float
+    failures: int = 0
+    again_at: float = 0.0
 
 
 class WeightsAgent:
@@ -58,6 +71,7 @@ class WeightsAgent:
             None  # the manifest that the live weights were verified against; None: the base directory
         )
         self._announced: int | None = None  # the serial that the others believe to be served here
+        self._unread: dict[str, Unread] = {}
         self._engine = engine
         self._changed = asyncio.Event()
         self._pin_done: list[tuple[int, asyncio.Future[None]]] = []
@@ -110,26 +124,69 @@ class WeightsAgent:
             self.health.wait_on(A_RUN)
         while True:
             self._changed.clear()  # what is heard from here on is looked at in the next round
-            run = self.following.current_run()
-            if run is not None and run != self.run_id:
+            while (run := self._next_run()) is not None:
                 await self._take_up(run)
             if self.run_id:
                 await self._bring_up_to_date()
             self._settle_pins()
-            await self._changed.wait()
+            await self._news()
+
+    def _preferred(self) -> list[str]:
+        """The runs that would rather be served than the one that is, the best first."""
+        return list(itertools.takewhile(lambda run: run != self.run_id, self.following.runs()))
+
+    def _next_run(self) -> str | None:
+        """The run to take up now; None: what is served stays."""
+        for run in self._preferred():
+            unread = self._unread.get(run)
+            if unread is None or unread.again_at <= time.monotonic():
+                return run
+            if unread.failures < FAILURES_TOLERATED:  # perhaps the store's, for a moment: no reason to start an engine
+                return None
+        return None
+
+    async def _news(self) -> None:
+        """Returns when something was heard, or a run that could not be read is to be tried again."""
+        preferred = self._preferred()
+        for run in [run for run in self._unread if run not in preferred]:
+            self._forget(run)
+        due = min((unread.again_at for unread in self._unread.values()), default=None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+                await self._changed.wait()
 
     async def _take_up(self, run: str) -> None:
-        """Another run is to be served. Its base gives the shape; which version serves, `_bring_up_to_date` decides."""
+        """Another run is to be served, if it can be read. Its base gives the shape; which version serves,
+        `_bring_up_to_date` decides."""
         if self.settings.checkpoint is None:
-            config = await self._insist(lambda: self._run_config(run), f"the configuration of run {run}")
-            folder = self.settings.state / "checkpoints" / config.base.checksum
-            await self._start_engine(
-                await self._insist(
-                    lambda: download_directory(self.objects, config.base, folder), f"the base of run {run}"
-                )
-            )
+            what = f"the configuration of run {run}"
+            try:
+                config = await asyncio.to_thread(self._run_config, run)
+                what = f"the base of run {run}"
+                directory = await asyncio.to_thread(self._base_of, config)
+            except Exception as error:  # whatever is wrong with it: others can be served
+                self._put_off(run, what, error)
+                return
+            await self._start_engine(directory)
             self.health.clear(A_RUN)
+        for unread in list(self._unread):
+            self._forget(unread)
         self.run_id, self._announced = run, None
+
+    def _put_off(self, run: str, what: str, error: Exception) -> None:
+        """It is tried again later. Health says what is missing only where there is nothing else to serve."""
+        unread = self._unread.setdefault(run, Unread(what, FIRST_DELAY_S))
+        if unread.what != what:
+            self.health.clear(unread.what)
+        if not self.run_id:
+            self.health.wait_on(what)
+        log.warning("waiting", waits_on=what, error=f"{type(error).__name__}: {error}")
+        unread.what, unread.failures = what, unread.failures + 1
+        unread.again_at = time.monotonic() + unread.delay * random.uniform(0.5, 1.0)
+        unread.delay = min(LAST_DELAY_S, unread.delay * 2)
+
+    def _forget(self, run: str) -> None:
+        self.health.clear(self._unread.pop(run).what)
 
     async def _start_engine(self, directory: Path) -> None:
         before = self.live
@@ -155,7 +212,7 @@ class WeightsAgent:
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
         failures, delay = 0, FIRST_DELAY_S
-        while self.following.current_run() in (self.run_id, None):
+        while self._next_run() is None:
             started, serial = time.perf_counter(), -1
             try:
                 target = await asyncio.to_thread(self._target)
@@ -258,23 +315,15 @@ class WeightsAgent:
     def _run_config(self, run: str) -> RunConfig:
         return msgspec.json.decode(self.objects.get(self.following.started[run]), type=RunConfig)
 
+    def _base_of(self, config: RunConfig) -> Path:
+        folder = download_directory(
+            self.objects, config.base, self.settings.state / "checkpoints" / config.base.checksum
+        )
+        ModelConfig.load(folder)  # a shape that nobody knows is found while the engine of another run still serves
+        return folder
+
     def _manifest_of(self, serial: int) -> Ref | None:
         try:
             return self.objects.head(f"{policy_prefix(self.run_id, serial)}/manifest.json")
         except ObjectMissing:
             return None
-
-    async def _insist(self, fetch: Callable[[], Any], what: str) -> Any:
-        """Until it succeeds: without it there is nothing to serve. Health says what is missing."""
-        delay = FIRST_DELAY_S
-        while True:
-            try:
-                result = await asyncio.to_thread(fetch)
-            except Exception as error:
-                self.health.wait_on(what)
-                log.warning("waiting", waits_on=what, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(LAST_DELAY_S, delay * 2)
-            else:
-                self.health.clear(what)
-                return result

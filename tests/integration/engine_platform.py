@@ -73,6 +73,11 @@ class Platform:
         ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
         await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
 
+    async def start_unreadable(self, run: str) -> None:
+        """A run whose configuration nobody finds."""
+        gone = Ref(key=f"runs/{run}/config.json", size=2, checksum="0" * 32)
+        await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=gone))
+
     def write_version(self, serial: int, parent: int | None, *, incarnation: int = 0) -> Ref:
         """Changes the weights a little and puts the version into the store. parent None: a full base."""
         if serial:

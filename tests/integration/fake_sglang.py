@@ -90,7 +90,8 @@ class Fake:
 
     async def server_info(self, _: web.Request) -> web.Response:
         flags = vars(self.arguments)
-        return web.json_response({**flags, **knobs().get("info", {}), "asked": self.asked, "pid": os.getpid()})
+        now = {"asked": self.asked, "going": self.going.is_set(), "pid": os.getpid()}
+        return web.json_response({**flags, **knobs().get("info", {}), **now})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(text="# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 3.0\n")

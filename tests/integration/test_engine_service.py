@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from shared.contracts.ids import policy_prefix
+from shared.contracts.messages import RunControl
+from shared.contracts.topics import RUNS_CONTROL
 from shared.model import causal_rows
 from shared.weights import read_manifest
 from tests.integration.engine_platform import (
@@ -190,6 +192,27 @@ def test_a_client_that_goes_away_frees_its_row(tmp_path):
     run(test, tmp_path)
 
 
+def test_a_replica_that_drains_still_frees_the_rows_of_clients_that_go_away_and_of_aborted_requests(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica(context=60000) as replica:
+            await p.applied(0)
+            url, engine = replica.health.url, replica.server.engine
+            assert engine is not None
+            leaving = asyncio.create_task(ask(url, "/generate", body_of([1, 2, 3], 50000)))
+            aborted = asyncio.create_task(ask(url, "/generate", body_of([4, 5, 6], 50000, rid="aborted")))
+            await until(lambda: engine.running == 2)
+            replica.server.draining = True
+            leaving.cancel()
+            await until(lambda: engine.running == 1)
+            assert (await ask(url, "/abort_request", {"rid": "aborted"}))[0] == 200
+            _, answer = await aborted
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+            await until(replica.server.idle.is_set)
+
+    run(test, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -296,6 +319,69 @@ def test_a_replica_that_shuts_down_says_so_and_another_run_replaces_the_first(tm
             assert status == 200
         gone, _ = await p.applied(0, ok=False, after=seen)
         assert gone.reason == "shutting down"
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("said", [None, "finished"])
+def test_a_run_that_cannot_be_read_takes_no_replica_from_one_that_can(tmp_path, monkeypatch, said):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        async with p.replica() as replica:
+            _, seen = await p.applied(0)
+            await p.start_unreadable("r-broken")
+            await until(lambda: "r-broken" in replica.agent.following.started)
+            if said is not None:  # the scheduler's word
+                await p.bus.publish(RUNS_CONTROL, "r-broken", RunControl(run="r-broken", action=said))
+            p.write_version(1, 0)
+            await p.announce(1, 0)
+            message, _ = await p.applied(1, after=seen)
+            assert message.run == RUN
+            assert (await ask(replica.health.url, "/readyz"))[0] == 200
+            await p.start_run("r-later")
+            await until(lambda: replica.agent.run_id == "r-later")
+
+    run(test, tmp_path)
+
+
+def test_a_replica_that_starts_beside_a_run_that_cannot_be_read_serves_the_one_before_and_the_other_once_it_can(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        await p.start_unreadable("r-broken")
+        async with p.replica() as replica:
+            message, _ = await p.applied(0)
+            assert message.run == RUN
+            await until(lambda: "r-broken" in replica.agent.following.started)
+            await asyncio.sleep(0.5)
+            assert replica.agent.run_id == RUN
+            assert (await ask(replica.health.url, "/readyz"))[0] == 200
+            started = replica.agent.following.started["r-broken"]
+            p.objects.put(started.key, p.objects.get(replica.agent.following.started[RUN]))
+            monkeypatch.setitem(replica.agent.following.started, "r-broken", p.objects.head(started.key))
+            await until(lambda: replica.agent.run_id == "r-broken")
+
+    run(test, tmp_path)
+
+
+def test_a_run_that_ends_gives_its_replica_back_to_the_one_that_is_still_alive(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        await p.start_run("r-short")
+        async with p.replica() as replica:
+            await until(lambda: replica.agent.run_id == "r-short")
+            await p.bus.publish(RUNS_CONTROL, "r-short", RunControl(run="r-short", action="finished"))
+            p.write_version(1, 0)
+            await p.announce(1, 0)
+            message, _ = await p.applied(1)
+            assert message.run == RUN
 
     run(test, tmp_path)
 

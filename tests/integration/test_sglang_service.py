@@ -65,10 +65,26 @@ def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_man
             assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 4}]
             assert (meta["id"], meta["oldest_kv_version"], meta["completion_tokens"]) == ("x", 3, 4)
             asked = (await w.server(replica))["asked"][-1]
-            assert (asked["extra_key"], asked["rid"]) == ("@3", "1:x")
+            assert (asked["extra_key"].rpartition("/")[2], asked["rid"]) == ("@3", "1:x")
             folders = sorted((p.state / "sglang" / "replica" / "1").iterdir())
             assert [folder.name for folder in folders] == ["3"]  # what served before is gone
         assert not (await w.p.applied(3, ok=False))[0].ok
+
+    world(test)
+
+
+@pytest.mark.parametrize("name", ["replica", ""])
+def test_a_replica_that_ends_leaves_no_version_behind_and_two_without_a_name_share_no_folder(world, name):
+    async def test(w: World) -> None:
+        await w.p.start_run()
+        async with w.replica(name=name) as one, w.replica(name=name and "other") as two:
+            for replica in (one, two):
+                await until(lambda replica=replica: replica.agent.live is not None)
+            folders = [replica.agent.live.served.folder for replica in (one, two)]
+            assert folders[0] != folders[1]
+            assert all((folder / "config.json").exists() for folder in folders)
+        left = [path for path in (w.p.state / "sglang").rglob("*") if path.suffix != ".lock"]
+        assert left == []
 
     world(test)
 
@@ -113,6 +129,46 @@ def test_a_stop_in_the_middle_of_a_swap_lets_running_requests_end(world):
         status, answer = await generating
         assert status == 200
         assert len(answer["output_ids"]) == 50
+
+    world(test)
+
+
+def test_a_server_is_not_continued_from_outside_before_its_new_weights_were_verified(world):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        w.wrong(slow=1.5)
+        async with w.replica() as replica:
+            await w.p.applied(0)
+            url = replica.health.url
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await until(lambda: replica.server.keeper.paused)
+            status, _ = await ask(url, "/continue_generation", {})
+            assert status == 200
+            assert replica.agent.live.serial == 1  # nobody says so of a version before it was verified
+
+    world(test)
+
+
+@pytest.mark.parametrize("damage", [{}, {"refuse": ["1"]}])
+def test_a_paused_server_stays_paused_over_a_swap(world, damage):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        w.wrong(**damage)
+        async with w.replica() as replica:
+            await w.p.applied(0)
+            url = replica.health.url
+            assert (await ask(url, "/pause_generation", {"mode": "in_place"}))[0] == 200
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await w.p.applied(1, ok=not damage)
+            assert not (await w.server(replica))["going"]
+            assert (await ask(url, "/server_info"))[1]["paused"]
+            assert (await ask(url, "/continue_generation", {}))[0] == 200
+            status, _ = await ask(url, "/generate", body_of([1, 2], 3))
+            assert status == 200
 
     world(test)
 
@@ -324,6 +380,32 @@ def test_a_server_that_we_did_not_start_is_checked_loaded_and_followed(world):
                 assert message.replica == "attaches"
                 assert (await ask(replica.health.url, "/weights_checker", {}))[1]["serial"] == 1
             assert psutil.pid_exists((await ask(url, "/server_info"))[1]["pid"])  # it is not ours to end
+
+    world(test)
+
+
+def test_no_run_finds_the_cache_entries_of_another_in_a_server_that_stays(world):
+    async def test(w: World) -> None:
+        await w.p.start_run("r-first")
+        async with w.replica(name="starts", run="r-first") as first:
+            await w.p.applied(0)
+            url = (await ask(first.health.url, "/server_info"))[1]["url"]
+            async with w.replica(name="attaches", sglang_url=url) as replica:
+
+                async def keys(run: str) -> list[str]:
+                    await until(lambda: replica.agent.run_id == run and replica.server.live is not None)
+                    for rid in ("x", "y"):
+                        body = body_of([1, 2, 3], 2, extra_key="0", rid=f"{run}-{rid}")
+                        status, answer = await ask(replica.health.url, "/generate", body)
+                        assert (status, answer["meta_info"]["oldest_kv_version"]) == (200, 0)
+                    return [asked["extra_key"] for asked in (await ask(url, "/server_info"))[1]["asked"][-2:]]
+
+                before = await keys("r-first")
+                assert before[0] == before[1]
+                await w.p.start_run("r-second")
+                after = await keys("r-second")
+                assert after[0] == after[1]
+                assert before[0] != after[0]
 
     world(test)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -62,6 +62,7 @@ class Api(Contract):
             serial=serial,
             routing=routing,
             seed=secrets.randbits(31),
+            lineage=live.lineage,
         )
 
         def read(data: bytes) -> dict[str, Any]:
@@ -130,10 +131,14 @@ class Api(Contract):
             await self._client.abort(sent_rid(rid))
 
     def _ready(self) -> SglangLive:
-        if self.live is None or self.keeper is None:
-            raise Unavailable("no weights yet; /readyz says what is waited for")
+        live = self._served()
         if self.draining:
             raise Unavailable("shutting down")
+        return live
+
+    def _served(self) -> SglangLive:
+        if self.live is None or self.keeper is None:
+            raise Unavailable("no weights yet; /readyz says what is waited for")
         if not self.keeper.up.is_set():
             raise Unavailable("SGLang is not up; /readyz says why")
         return self.live
@@ -165,20 +170,19 @@ class Api(Contract):
         return info
 
     async def _pause(self, mode: str) -> None:
-        self._ready()
-        assert self.keeper is not None
-        await self._client.pause(mode, CONTROL_S)
-        self.keeper.paused = True
+        async with self._between_swaps() as keeper:
+            await self._client.pause(mode, CONTROL_S)
+            keeper.paused = True
 
     async def _proceed(self) -> None:
-        self._ready()
-        assert self.keeper is not None
-        await self._client.proceed(CONTROL_S)
-        self.keeper.paused = False
+        async with self._between_swaps() as keeper:
+            await self._client.proceed(CONTROL_S)
+            keeper.paused = False
 
     async def abort(self, http: web.Request) -> web.Response:
+        """Also while draining: what nobody waits for need not be waited for."""
         asked = decode(AbortRequest, await http.read())
-        self._ready()
+        self._served()
         if asked.abort_all:
             await self._client.abort_all()
         elif asked.rid in self._open:
@@ -186,8 +190,17 @@ class Api(Contract):
         return web.json_response({"status": "ok"})
 
     async def _flush(self) -> None:
-        self._ready()
-        await self._client.flush()
+        async with self._between_swaps():
+            await self._client.flush()
+
+    @contextlib.asynccontextmanager
+    async def _between_swaps(self) -> AsyncIterator[Server]:
+        """In a swap the server must stand still until its new weights were verified: who comes then waits."""
+        live = self._ready()
+        async with live.still:
+            if self._ready() is not live or self.keeper is None:  # what was waited for may have ended it
+                raise Unavailable("another engine is started; /readyz says what is waited for")
+            yield self.keeper
 
 
 @web.middleware

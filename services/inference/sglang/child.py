@@ -18,6 +18,8 @@ TAIL_LINES = 40  # kept, to say why a child ended
 LINE_CHARS = 4000
 _PREFIX = re.compile(r"^\[(?P<time>[\d\- :.,]+)(?P<rank>( [A-Z]+\d+)*)\] ?")  # [2026-01-01 00:00:00 TP0 EP1] text
 _PR_SET_PDEATHSIG = 1
+# Looked up here: between fork and exec only the forking thread lives, and a lock that another one held stays held for ever.
+_prctl = ctypes.CDLL(None).prctl
 
 log = structlog.get_logger()
 
@@ -31,7 +33,7 @@ def free_port() -> int:
 
 def _die_with_parent() -> None:
     # SGLang's own children do the same towards it. SIGKILL: there is nobody left whom draining would serve.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:

@@ -87,7 +87,8 @@ class Client:
 
         Of SGLang's ways to load, this one alone rereads everything (weights that were packed after loading included),
         needs no tensors in a pickle, and serves every rank and copy from one call. The cache stays: its entries are
-        keyed by version, and flushing it while requests stand still is answered with 400 although the weights changed.
+        keyed by lineage and version, and flushing it while requests stand still is answered with 400 although the weights
+        changed.
         """
         body = {"model_path": folder, "load_format": "safetensors", "weight_version": str(serial), "flush_cache": False}
         await self._json("POST", "/update_weights_from_disk", body, limit_s)

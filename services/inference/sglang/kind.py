@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from services.inference.sglang.child import Child, free_port
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
 from services.inference.sglang.flags import FlagsRefused, Launch, child_environment, launch
 from services.inference.sglang.live import SglangLive
+from services.inference.sglang.place import Place
 from services.inference.sglang.server import Server
 from shared.model import load_checkpoint
 from shared.model.config import ModelConfig
@@ -40,6 +40,8 @@ class Sglang:
         self.server = Api(facts, self.client)
         self._keeping: asyncio.Task[None] | None = None
         self._keeper: Server | None = None
+        self._live: SglangLive | None = None
+        self._place: Place | None = None
         self._starts = 0
         self._passed = _Passed()
         REGISTRY.register(self._passed)
@@ -49,10 +51,14 @@ class Sglang:
         await self._end()
         model = ModelConfig.load(directory)
         context = self.settings.context or context_of(directory) or model.max_position_embeddings
-        folder = self.settings.sglang_folder / health.name
-        await asyncio.to_thread(shutil.rmtree, folder, True)  # an earlier process may have left versions
+        if self._place is None:
+            self._place = await asyncio.to_thread(Place, self.settings.sglang_folder, self.settings.name)
+        if self._live is not None:
+            await self._live.stop()  # before the next one is written: there may be no room for both
         self._starts += 1
-        live = SglangLive(self.settings, model, context, self.client, folder / str(self._starts))
+        live = self._live = SglangLive(
+            self.settings, model, context, self.client, self._place.folder / str(self._starts)
+        )
         self._compose(live, "0")  # refused at once, not at every start
         await live.begin(0, await asyncio.to_thread(lambda: bits_of(load_checkpoint(directory))))
         await self.client.open()
@@ -74,6 +80,11 @@ class Sglang:
 
     async def close(self) -> None:
         await self._end()
+        if self._live is not None:
+            await self._live.stop()
+        if self._place is not None:
+            await asyncio.to_thread(self._place.leave)
+            self._place = None
         await self.client.close()
         with contextlib.suppress(KeyError):
             REGISTRY.unregister(self._passed)

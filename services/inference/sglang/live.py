@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +59,13 @@ class SglangLive:
         self.settings, self.model, self.context, self._client, self._root = settings, model, context, client, root
         self.server: Server | None = None
         self.lag = overlap_lag(settings)
+        self.lineage = secrets.token_hex(
+            8
+        )  # of one run on one base: no other start of an engine finds its cache entries
         self._served: Served | None = None
+        self.still = asyncio.Lock()  # held by who makes the server stand still or go on, until that is done
         self._guard = asyncio.Lock()
+        self._writing, self._stopped = threading.Lock(), False
         self._loading: asyncio.Task[float] | None = None
 
     @property
@@ -111,8 +118,16 @@ class SglangLive:
             return self.serial, self.served.checksum
 
     async def stop(self) -> None:
-        """The server is the engine's to end; here go the folders."""
-        await asyncio.to_thread(shutil.rmtree, self._root, True)
+        """The server is the engine's to end, before; here go the folders, and what is being written is not left behind."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait({self._loading})
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        with self._writing:
+            self._stopped = True
+            shutil.rmtree(self._root, True)
 
     async def check(self) -> None:
         """After each start of the server. Raises WeightsDamaged, ServerLost, ServerRefused."""
@@ -123,11 +138,12 @@ class SglangLive:
                     f"the server at {self._client.url} was started with {'; '.join(odd)}. Start it with what "
                     "`etude inference flags` prints"
                 )
-            await self._client.pause("in_place", CONTROL_S)
-            await self._client.settle(CONTROL_S)
-            await self._client.update(str(self.served.folder), self.serial, self.settings.sglang_update_s)
-            await self._verify(self.served)
-            await self._client.proceed(CONTROL_S)
+            async with self.still:
+                await self._client.pause("in_place", CONTROL_S)
+                await self._client.settle(CONTROL_S)
+                await self._client.update(str(self.served.folder), self.serial, self.settings.sglang_update_s)
+                await self._verify(self.served)
+                await self._client.proceed(CONTROL_S)
         else:
             await self._verify(self.served)
 
@@ -147,46 +163,55 @@ class SglangLive:
         if self._served is not None and folder == self._served.folder:
             folder = self._root / f"{serial}-again"
         config = files.engine_config(self.model, context=self.context, dtype=s.sglang_dtype, fp8=fp8)
-        files.write(folder, bits, self.model, config, fp8=fp8, draft=draft)
+        with self._writing:  # a thread goes on when its task was cancelled
+            if not self._stopped:
+                files.write(folder, bits, self.model, config, fp8=fp8, draft=draft)
         return Served(serial, bits, found, folder, wanted)
 
     async def _exchange(self, new: Served) -> float:
-        """Returns the pause. Whatever happens, nothing samples that was not verified."""
+        """Returns the pause. Whatever happens, nothing samples that was not verified; a server that somebody has paused
+        stays so."""
         assert self.server is not None
-        started = time.perf_counter()
-        self.server.paused = True
-        try:
-            await self._client.pause("in_place", CONTROL_S)
-            await self._client.settle(CONTROL_S)
-            await self._replace(new)
-            await self._client.proceed(CONTROL_S)
-        except (ServerLost, ServerRefused) as error:  # it stands still, or nobody knows
-            self.server.give_up(f"serial {new.serial}: {error}")
-            raise
-        finally:
-            self.server.paused = False
-        return time.perf_counter() - started
+        async with self.still:
+            started, found = time.perf_counter(), self.server.paused
+            self.server.paused = True
+            try:
+                await self._client.pause("in_place", CONTROL_S)
+                await self._client.settle(CONTROL_S)
+                await self._replace(new, found)
+                await self._go_on(found)
+            except (ServerLost, ServerRefused) as error:  # it stands still, or nobody knows
+                self.server.give_up(f"serial {new.serial}: {error}")
+                raise
+            finally:
+                self.server.paused = found and self.server.up.is_set()  # a new process stands still for nobody
+            return time.perf_counter() - started
 
-    async def _replace(self, new: Served) -> None:
-        """While it stands still. Where it fails, what served before is loaded again and goes on: raises WeightsError."""
+    async def _go_on(self, paused: bool) -> None:
+        if not paused:
+            await self._client.proceed(CONTROL_S)
+
+    async def _replace(self, new: Served, paused: bool) -> None:
+        """While it stands still. Where it fails, what served before is loaded again and goes on, unless it was `paused`:
+        raises WeightsError."""
         try:
             await self._client.update(str(new.folder), new.serial, self.settings.sglang_update_s)
             await self._verify(new)
         except (ServerLost, ServerRefused, WeightsError) as error:
             log.warning("load_undone", serial=new.serial, back_to=self.serial, error=str(error)[:500])
             metrics.UNDONE.inc()
-            await self._undo()
+            await self._undo(paused)
             raise error if isinstance(error, WeightsError) else LoadFailed(f"serial {new.serial}: {error}") from None
         self._served = new
 
-    async def _undo(self) -> None:
+    async def _undo(self, paused: bool) -> None:
         """Back to what served; by a new process where this one will not."""
         assert self.server is not None
         old = self.served
         try:
             await self._client.update(str(old.folder), old.serial, self.settings.sglang_update_s)
             await self._verify(old)
-            await self._client.proceed(CONTROL_S)
+            await self._go_on(paused)
         except (ServerLost, ServerRefused, WeightsError) as error:
             self.server.give_up(f"serial {old.serial} could not be loaded again: {error}")
 

@@ -8,6 +8,8 @@ The contract is SGLang's in most; what differs, and is settled here (SGLang `fla
 - More tokens than the context has room for are refused there; our engine ends at the context, and so they are cut here.
 - Without a seed every request draws with the same one where inference is deterministic. So there always is one.
 - An abort takes all requests whose id begins with the one that it names. So ids are sent in a prefix-free code.
+- A server that we did not start keeps its cache when another run, whose serials begin anew, is loaded into it. So keys are
+  sent with the name of a lineage before them.
 - What a step samples while an update pauses it is booked under the new version. Spans are cut `lag` tokens later, so that
   a token may be said to be of the version before, and never of one that did not exist when it was sampled.
 - `oldest_kv_version` is ours: an engine that keeps its cache over a swap, keyed by the version that a session began
@@ -59,9 +61,11 @@ def request_body(
     serial: int,
     routing: bool,
     seed: int,
+    lineage: str,
 ) -> bytes:
     """The body for SGLang. `context`: positions per session; `serial`: what serves now; `routing`: the model has experts;
-    `seed`: for a request without one. Raises BadRequest, in the words of the embedded engine."""
+    `seed`: for a request without one; `lineage`: whose versions the serials are. Raises BadRequest, in the words of the
+    embedded engine."""
     tokens = asked.input_ids
     if not 0 < len(tokens) <= context:
         raise BadRequest(f"input_ids has {len(tokens)} tokens; allowed: 1..{context}")
@@ -71,7 +75,7 @@ def request_body(
     body: dict[str, Any] = {
         "input_ids": tokens,
         "rid": sent_rid(rid),
-        "extra_key": asked.extra_key if asked.extra_key is not None else f"@{serial}",
+        "extra_key": f"{lineage}/{asked.extra_key if asked.extra_key is not None else f'@{serial}'}",
         "return_logprob": True,
         "stream": asked.stream,
         "sampling_params": {

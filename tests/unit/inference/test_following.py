@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
 from services.inference.following import Following
 from services.inference.wire import version_spans
@@ -24,15 +25,28 @@ def version(run: str, incarnation: int, serial: int) -> PolicyPublished:
 
 def test_the_run_started_last_is_served_unless_one_is_named():
     following = Following()
-    assert following.current_run() is None
+    assert following.runs() == []
     for run in ("a", "b"):
         following.control(start(run))
-    assert following.current_run() == "b"
-    following.control(RunControl(run="a", action="finished"))
-    assert following.current_run() == "b"
+    assert following.runs() == ["b", "a"]
     following.control(start("a"))
-    assert following.current_run() == "a"
-    assert Following(run="c", started={"a": REF}).current_run() is None
+    assert following.runs() == ["a", "b"]
+    assert Following(run="c", started={"a": REF}).runs() == []
+    assert Following(run="a", started={"a": REF, "b": REF}).runs() == ["a"]
+
+
+@pytest.mark.parametrize("end", ["stop", "finished"])
+def test_a_run_that_is_over_is_served_only_where_no_other_is_left(end):
+    following = Following()
+    for run in ("a", "b", "c"):
+        following.control(start(run))
+    following.control(RunControl(run="c", action=end))
+    assert following.runs() == ["b", "a"]
+    following.control(RunControl(run="c", action="resume"))
+    assert following.runs() == ["c", "b", "a"]
+    for run in ("a", "b", "c"):
+        following.control(RunControl(run=run, action=end))
+    assert following.runs() == ["c", "b", "a"]
 
 
 def test_the_newest_version_of_the_highest_incarnation_wins_in_whatever_order_they_arrive():

@@ -56,7 +56,7 @@ def asked(**changes: Any) -> Any:
 
 
 def sent(request: Any, **changes: Any) -> dict[str, Any]:
-    more = {"vocabulary": 512, "context": 64, "serial": 8, "routing": True, "seed": 5, **changes}
+    more = {"vocabulary": 512, "context": 64, "serial": 8, "routing": True, "seed": 5, "lineage": "a1", **changes}
     return json.loads(request_body("x", *request, **more))
 
 
@@ -86,8 +86,8 @@ def test_every_request_has_a_seed_of_its_own_where_it_brings_none():
 
 
 def test_cache_entries_are_keyed_by_the_version_that_a_session_began_under():
-    assert sent(asked())["extra_key"] == "6"
-    assert sent(asked(extra_key=None))["extra_key"] == "@8"
+    assert sent(asked())["extra_key"] == "a1/6"
+    assert sent(asked(extra_key=None))["extra_key"] == "a1/@8"
 
 
 def test_routing_is_asked_for_where_the_model_has_experts():
