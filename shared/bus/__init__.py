@@ -59,8 +59,8 @@ class Bus(Protocol):
 
 def dead_letters(topic: Topic) -> Topic:
     """The dead-letter topic of `topic`, as a topic to read: it carries `codec.Raw`, the original bytes and headers and
-    two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group). What no letter can hold is cut, and
-    `dead-letter-cut` says how long it was."""
+    two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group). What no letter can hold, of the
+    bytes, key or headers, is cut, and `dead-letter-cut` says how long it was."""
     return Topic(topic.dead_letter, (Raw,), partitions=1)
 
 

@@ -37,8 +37,8 @@ from kafka.structs import OffsetAndMetadata
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_records import received
 from shared.bus.tracking import read_ranges
-from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
@@ -245,13 +245,9 @@ class Reader(AsyncConsumerRebalanceListener):
         letters."""
         if lease.tracker.give(record.offset):
             return None
-        headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
-        key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
-        item = Received(self.inbox, lease, key, None, headers, record.offset, data)
-        try:
-            item.message = codec.decode(lease.topic, data, headers)
-        except codec.UnreadableMessage as error:
-            self._burying.append((item, str(error)))
+        item, unreadable = received(self.inbox, lease, record)
+        if unreadable:
+            self._burying.append((item, unreadable))
             return None
         return item
 
