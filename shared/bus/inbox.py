@@ -130,10 +130,16 @@ class Inbox:
         """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried."""
         with self._lock:
             settled, self._settled = self._settled, []
-        answers = Counter((item.topic.name, "done" if reason is None else "buried") for item, reason in settled)
-        for (topic, answer), count in answers.items():  # counted here, together, and not with every message
-            metrics.meter(topic, self.group).answered(answer, count)
+        self._count("done", (item for item, reason in settled if reason is None))
         return settled
+
+    def buried(self, items: Iterable[Received]) -> None:
+        """Their dead letters are durable: what a consumer buried, and what none could be given since it is unreadable."""
+        self._count("buried", items)
+
+    def _count(self, answer: str, items: Iterable[Received]) -> None:
+        for topic, count in Counter(item.topic.name for item in items).items():  # together, and not with every message
+            metrics.meter(topic, self.group).answered(answer, count)
 
     def withdraw(self, lease: Lease) -> int:
         """Forgets what was read of `lease` and nobody has taken. Returns how many of it are in flight."""

@@ -258,6 +258,7 @@ class Reader(AsyncConsumerRebalanceListener):
             burying = list(self._burying)
         if burying:
             self._bus.bury(burying, self.group)
+            self.inbox.buried(item for item, _ in burying)
             with self._lock:
                 del self._burying[: len(burying)]
                 for item, _ in burying:

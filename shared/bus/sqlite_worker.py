@@ -224,8 +224,9 @@ class Worker:
                 self._members.beat(now, last)
         for _, future in appends:
             _resolve(future, None, None)
-        for subscription, *_ in buried:
+        for subscription, item, _ in buried:
             subscription.burying.clear()
+            subscription.inbox.buried([item])
         for subscription, stands in moved:
             for lease, at in stands.items():
                 lease.committed, lease.noted = at
