@@ -26,7 +26,7 @@ class BusUnavailable(Told, RuntimeError):
 class Delivery(Protocol):
     topic: Topic
     key: str
-    message: Any  # decoded; an unreadable one never gets here: the adapter buries it
+    message: Any  # decoded; an unreadable one never gets here: the adapter buries it (without a group: passes it over)
     headers: dict[str, str]
     offset: int
 
@@ -38,7 +38,8 @@ class Delivery(Protocol):
         consumer dies or hands the partition back meanwhile, the next one gets it at once."""
 
     def bury(self, reason: str) -> None:
-        """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged."""
+        """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged. Without a group
+        it is logged and passed over: there are many such readers, and each begins anew at every start."""
 
 
 class Bus(Protocol):

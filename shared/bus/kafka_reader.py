@@ -37,7 +37,7 @@ from kafka.structs import OffsetAndMetadata
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
-from shared.bus.kafka_records import received
+from shared.bus.kafka_records import REASON_BYTES, received
 from shared.bus.tracking import read_ranges
 from shared.contracts.topics import Topic
 
@@ -241,15 +241,19 @@ class Reader(AsyncConsumerRebalanceListener):
             self.inbox.offer(items)
 
     def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
-        letters."""
+        """None for a message that an earlier owner finished, and for one that cannot be read: a group has it on its way to the
+        dead letters."""
         if lease.tracker.give(record.offset):
             return None
         item, unreadable = received(self.inbox, lease, record)
-        if unreadable:
+        if not unreadable:
+            return item
+        if self.group is None:
+            lease.tracker.done(item.offset)
+            self.inbox.skip(item, unreadable[:REASON_BYTES])
+        else:
             self._burying.append((item, unreadable))
-            return None
-        return item
+        return None
 
     def _settle(self) -> None:
         """Moves the trackers; a buried message counts when its dead letter is durable."""

@@ -296,7 +296,10 @@ class Worker:
             try:
                 item.message = codec.decode(topic, row.value, headers)
             except codec.UnreadableMessage as error:
-                subscription.burying.append((item, str(error)))
+                if subscription.group is None:
+                    subscription.inbox.skip(item, str(error))
+                else:
+                    subscription.burying.append((item, str(error)))
                 continue
             items.append(item)
         upto = rows[-1].offset if len(rows) == room else tail

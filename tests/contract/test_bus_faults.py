@@ -66,6 +66,23 @@ def test_what_another_program_wrote_is_buried_and_never_stops_the_consumer(world
     go(scenario)
 
 
+def test_readers_of_everything_write_no_dead_letters_however_often_they_start(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish(Topic(world.topic.name, (Raw,), world.topic.partitions), "k", Raw(b"{}", {"schema": "x/9.0"}))
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(2)])
+        for _ in range(3):
+            bus = world.open()
+            odd, good = await take(bus.deliveries([world.topic], None, 2), 2)
+            odd.bury("odd")
+            good.done()
+            assert texts([odd, good]) == ["0", "1"]
+            await bus.close()  # what was settled is written
+        assert await world.open().lag([dead_letters(world.topic)], "anybody") == {world.topic.dead_letter: 0}
+
+    go(scenario)
+
+
 def test_a_dead_letter_that_is_put_back_arrives_as_it_was(world, go):
     async def scenario():
         bus = world.open()
