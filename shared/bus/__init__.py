@@ -16,7 +16,7 @@ import msgspec
 
 from shared.contracts.codec import Raw
 from shared.contracts.topics import Topic
-from shared.settings import Told
+from shared.settings import Told, without_credentials
 
 
 class BusUnavailable(Told, RuntimeError):
@@ -77,4 +77,6 @@ def connect(url: str, *, client: str) -> Bus:
         from shared.bus.kafka import KafkaBus
 
         return KafkaBus(url, client=client)
-    raise ValueError(f"bus (ETUDE_BUS): found {url!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]")
+    raise ValueError(
+        f"bus (ETUDE_BUS): found {without_credentials(url)!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]"
+    )
