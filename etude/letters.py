@@ -98,7 +98,7 @@ async def _replay_all(bus: Bus, topic: Topic) -> int:
     for _ in range(left):
         letter = await anext(deliveries)
         try:
-            await bus.publish(as_raw(topic), letter.key, original(letter.message))
+            await _put_back(bus, topic, letter)
             replayed += 1
         except MessageTooLarge as error:  # it stays among the dead letters, as all do
             typer.echo(f"{letter.offset}: left out: {error}", err=True)
@@ -109,9 +109,16 @@ async def _replay_all(bus: Bus, topic: Topic) -> int:
 async def _replay_one(bus: Bus, topic: Topic, offset: int) -> int:
     async for letter in _kept(bus, topic):
         if letter.offset == offset:
-            await bus.publish(as_raw(topic), letter.key, original(letter.message))
+            await _put_back(bus, topic, letter)
             return 1
     return 0
+
+
+async def _put_back(bus: Bus, topic: Topic, letter: Delivery) -> None:
+    """Raises MessageTooLarge, also for what was too large to be kept whole: the rest of it is another message."""
+    if cut := letter.message.headers.get(OURS[2]):
+        raise MessageTooLarge(f"it was cut; it had {cut}")
+    await bus.publish(as_raw(topic), letter.key, original(letter.message))
 
 
 async def _kept(bus: Bus, topic: Topic) -> AsyncIterator[Delivery]:

@@ -19,7 +19,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 S = TypeVar("S", bound="ServiceSettings")
 CLOSE = 0.9  # likeness of two names above which one is taken for a slip of the pen
-_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
+_CREDENTIALS = re.compile(r"^([A-Za-z0-9+.-]*:)?(/{0,2}).*@", re.DOTALL)
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^@\s]+@")
 
 
 class Told(Exception):
@@ -96,7 +97,8 @@ class ServiceSettings(BaseSettings):
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Settings of a service. With `--check` in argv prints the resolved whole, secrets masked, and exits 0. A bad value
-    ends the process with code 2 and a text that names the field, the value and what is allowed."""
+    ends the process with code 2 and a text that names the field, the value (a secret's is left out, and so is that of a field
+    that nobody knows: it may be a slip in a secret's name) and what is allowed."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         _check_sources(cls)
@@ -108,9 +110,9 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
         for problem in error.errors():
             field = ".".join(str(part) for part in problem["loc"])
             known = "" if problem["type"] != "extra_forbidden" else f"; known: {', '.join(sorted(cls.model_fields))}"
+            found = "" if known or _secret(cls, problem["loc"]) else f"found {problem.get('input')!r}: "
             print(
-                f"{cls.__name__}: setting {field!r} (ETUDE_{field.upper()}): found {problem.get('input')!r}: "
-                f"{problem['msg']}{known}",
+                f"{cls.__name__}: setting {field!r} (ETUDE_{field.upper()}): {found}{problem['msg']}{known}",
                 file=sys.stderr,
             )
         raise SystemExit(2) from None
@@ -125,6 +127,12 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
         print(dump(settings))
         raise SystemExit(0)
     return settings
+
+
+def _secret(cls: type[ServiceSettings], place: tuple[int | str, ...]) -> bool:
+    """Whether the setting holds a secret, itself or in what it consists of."""
+    field = cls.model_fields.get(str(place[0])) if place else None
+    return field is None or SecretStr.__name__ in repr(field.annotation)
 
 
 def _check_sources(cls: type[ServiceSettings]) -> None:
@@ -155,3 +163,8 @@ def dump(settings: ServiceSettings) -> str:
 def masked(url: str) -> str:
     """For people: the password of a URL replaced by stars."""
     return _PASSWORD.sub(r"\1***@", url)
+
+
+def without_credentials(url: str) -> str:
+    """For people: a URL that could not be read. Where its password stands is not known, but that it stands before an @."""
+    return _CREDENTIALS.sub(r"\1\2…@", url)

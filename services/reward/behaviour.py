@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.contracts.messages import StopReason
-from shared.contracts.trajectory import Span, Trajectory
+from shared.contracts.trajectory import Segment, Span, Trajectory
 
 MAX_EVIDENCE = 5
 TERMINAL = frozenset({"terminal", "bash", "shell"})
@@ -67,11 +67,14 @@ def no_submit(seen: Seen) -> Finding:
 
 
 def untested_submit(seen: Seen) -> Finding:
-    """1 where the agent submitted without a test after its last change."""
+    """1 where the agent submitted without a test after its last change, as far as it submitted that change."""
     if seen.trajectory.stop is not StopReason.submitted:
         return Finding()
     last: tuple[int, Span] | None = None
+    segments = seen.trajectory.segments
     for i, span in seen.calls():
+        if last is not None and any(not _ends_in_summary(segment) for segment in segments[last[0] : i]):
+            last = None  # a fresh retry began with the files as they were given: nothing of that change is submitted
         if span.tool == "test" and span.ok:
             last = None
         elif span.tool in EDITING and span.ok:
@@ -79,6 +82,11 @@ def untested_submit(seen: Seen) -> Finding:
     if last is None:
         return Finding()
     return Finding(1.0, [f"segment {last[0]}, tokens {last[1].start}-{last[1].end}: changed, then submitted untested"])
+
+
+def _ends_in_summary(segment: Segment) -> bool:
+    """What follows it goes on with the same files. (An empty summary leaves no trace in the next segment.)"""
+    return bool(segment.spans) and segment.spans[-1].role == "summary"
 
 
 def todo_unfinished(seen: Seen) -> Finding:

@@ -16,7 +16,7 @@ import msgspec
 
 from shared.contracts.codec import Raw
 from shared.contracts.topics import Topic
-from shared.settings import Told
+from shared.settings import Told, without_credentials
 
 
 class BusUnavailable(Told, RuntimeError):
@@ -26,7 +26,7 @@ class BusUnavailable(Told, RuntimeError):
 class Delivery(Protocol):
     topic: Topic
     key: str
-    message: Any  # decoded; an unreadable one never gets here: the adapter buries it
+    message: Any  # decoded; an unreadable one never gets here: the adapter buries it (without a group: passes it over)
     headers: dict[str, str]
     offset: int
 
@@ -38,7 +38,8 @@ class Delivery(Protocol):
         consumer dies or hands the partition back meanwhile, the next one gets it at once."""
 
     def bury(self, reason: str) -> None:
-        """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged."""
+        """To the dead-letter topic, with the reason and the original bytes and headers; then acknowledged. Without a group
+        it is logged and passed over: there are many such readers, and each begins anew at every start."""
 
 
 class Bus(Protocol):
@@ -59,8 +60,8 @@ class Bus(Protocol):
 
 def dead_letters(topic: Topic) -> Topic:
     """The dead-letter topic of `topic`, as a topic to read: it carries `codec.Raw`, the original bytes and headers and
-    two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group). What no letter can hold is cut, and
-    `dead-letter-cut` says how long it was."""
+    two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group). What no letter can hold, of the
+    bytes, key or headers, is cut, and `dead-letter-cut` says how long it was."""
     return Topic(topic.dead_letter, (Raw,), partitions=1)
 
 
@@ -76,4 +77,6 @@ def connect(url: str, *, client: str) -> Bus:
         from shared.bus.kafka import KafkaBus
 
         return KafkaBus(url, client=client)
-    raise ValueError(f"bus (ETUDE_BUS): found {url!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]")
+    raise ValueError(
+        f"bus (ETUDE_BUS): found {without_credentials(url)!r}; allowed: sqlite:PATH, kafka://HOST:PORT[,…]"
+    )

@@ -16,6 +16,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+import structlog
+
 from shared.bus import metrics
 from shared.bus.tracking import OffsetTracker, write_ranges
 from shared.contracts.topics import Topic
@@ -25,6 +27,9 @@ READ_AHEAD = 256  # messages read before they are asked for, at most; each has u
 PARKED_MAX = (
     1024  # deliveries waiting for their retry; above it nothing new is read, or a poison flood would fill memory
 )
+KEY_SHOWN = 200  # characters in a log line
+
+log = structlog.get_logger()
 
 
 class Lease:
@@ -127,13 +132,29 @@ class Inbox:
             self._notify()
 
     def drain(self) -> list[tuple[Received, str | None]]:
-        """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried."""
+        """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried: in
+        a group only."""
         with self._lock:
             settled, self._settled = self._settled, []
-        answers = Counter((item.topic.name, "done" if reason is None else "buried") for item, reason in settled)
-        for (topic, answer), count in answers.items():  # counted here, together, and not with every message
-            metrics.meter(topic, self.group).answered(answer, count)
+        if self.group is None:
+            for item, reason in settled:
+                if reason is not None:
+                    self.skip(item, reason)
+            return [(item, None) for item, _ in settled]
+        self._count("done", (item for item, reason in settled if reason is None))
         return settled
+
+    def skip(self, item: Received, reason: str) -> None:
+        """Instead of a dead letter, where there is no group: every such reader would write one, and again at every start."""
+        log.warning("bus.skipped", topic=item.topic.name, offset=item.offset, key=item.key[:KEY_SHOWN], reason=reason)
+
+    def buried(self, items: Iterable[Received]) -> None:
+        """Their dead letters are durable: what a consumer buried, and what none could be given since it is unreadable."""
+        self._count("buried", items)
+
+    def _count(self, answer: str, items: Iterable[Received]) -> None:
+        for topic, count in Counter(item.topic.name for item in items).items():  # together, and not with every message
+            metrics.meter(topic, self.group).answered(answer, count)
 
     def withdraw(self, lease: Lease) -> int:
         """Forgets what was read of `lease` and nobody has taken. Returns how many of it are in flight."""

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
-import xxhash
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import (
     CoordinatorLoadInProgressError,
@@ -36,12 +35,12 @@ from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_reader import Reader
+from shared.bus.kafka_records import letter
 from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 PUBLISH_WITHIN_MS = 30_000
 COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
-LETTER_BYTES = 900_000  # of a dead letter: below a producer's and a broker's usual 1 MiB, headers and key counted
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
@@ -120,16 +119,15 @@ class KafkaBus:
         """Durable when it returns. For reading threads."""
         letters = []
         for item, reason in items:
-            source = f"{item.topic.name}/{item.lease.partition}:{item.offset}/{group or ''}"
-            headers = {**item.headers, "dead-letter-reason": reason, "dead-letter-source": source}
-            data = item.data
-            if (
-                len(data) > LETTER_BYTES
-            ):  # of a foreign producer: the broker took it compressed, and takes no more from us
-                headers["dead-letter-cut"] = f"{len(data)} bytes, xxh3-128 {xxhash.xxh3_128_hexdigest(data)}"
-                data = data[:LETTER_BYTES]
-            letters.append((dead_letters(item.topic), item.key, data, headers))
-            log.warning("bus.buried", topic=item.topic.name, offset=item.offset, key=item.key, reason=reason)
+            key, data, headers = letter(item, reason, group)
+            letters.append((dead_letters(item.topic), key, data, headers))
+            log.warning(
+                "bus.buried",
+                topic=item.topic.name,
+                offset=item.offset,
+                key=key,
+                reason=headers["dead-letter-reason"],
+            )
         self._executor.submit(self.send, letters).result().result()
 
     def send(self, items: list[tuple[Topic, str, bytes, dict[str, str]]]) -> Future[None]:

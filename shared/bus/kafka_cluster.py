@@ -18,6 +18,8 @@ from urllib.parse import unquote
 
 import xxhash
 
+from shared.settings import without_credentials
+
 # How long a client looks for its first broker, and how it comes back to one that was away. A longer pause would add to
 # every outage; without one, a hundred consumers would hammer a broker that is starting.
 FIRST_CONTACT_MS = 10_000
@@ -51,8 +53,7 @@ class Cluster:
         """Raises ValueError. The text shows no password."""
         match = URL.fullmatch(url)
         if not match:
-            shown = re.sub(r"//[^/]*@", "//…@", url)
-            raise ValueError(f"bus (ETUDE_BUS): found {shown!r}; allowed: {ALLOWED}")
+            raise ValueError(f"bus (ETUDE_BUS): found {without_credentials(url)!r}; allowed: {ALLOWED}")
         return cls(
             servers=tuple(match["servers"].split(",")),
             prefix=f"{match['prefix']}." if match["prefix"] else "",

@@ -37,8 +37,8 @@ from kafka.structs import OffsetAndMetadata
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_records import REASON_BYTES, received
 from shared.bus.tracking import read_ranges
-from shared.contracts import codec
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
@@ -241,19 +241,19 @@ class Reader(AsyncConsumerRebalanceListener):
             self.inbox.offer(items)
 
     def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that an earlier owner finished, and for one that cannot be read: it is on its way to the dead
-        letters."""
+        """None for a message that an earlier owner finished, and for one that cannot be read: a group has it on its way to the
+        dead letters."""
         if lease.tracker.give(record.offset):
             return None
-        headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
-        key, data = (record.key or b"").decode("utf-8", "replace"), record.value or b""
-        item = Received(self.inbox, lease, key, None, headers, record.offset, data)
-        try:
-            item.message = codec.decode(lease.topic, data, headers)
-        except codec.UnreadableMessage as error:
-            self._burying.append((item, str(error)))
-            return None
-        return item
+        item, unreadable = received(self.inbox, lease, record)
+        if not unreadable:
+            return item
+        if self.group is None:
+            lease.tracker.done(item.offset)
+            self.inbox.skip(item, unreadable[:REASON_BYTES])
+        else:
+            self._burying.append((item, unreadable))
+        return None
 
     def _settle(self) -> None:
         """Moves the trackers; a buried message counts when its dead letter is durable."""
@@ -262,6 +262,7 @@ class Reader(AsyncConsumerRebalanceListener):
             burying = list(self._burying)
         if burying:
             self._bus.bury(burying, self.group)
+            self.inbox.buried(item for item, _ in burying)
             with self._lock:
                 del self._burying[: len(burying)]
                 for item, _ in burying:

@@ -31,7 +31,7 @@ OLDEST = Gauge(
 )
 ANSWERS = Counter(
     "etude_bus_deliveries_total",
-    "Deliveries to members of a group that were answered: done, retried or buried.",
+    "Deliveries to members of a group that were answered: done, retried or buried; buried also what none of them could read.",
     ["topic", "group", "answer"],
 )
 KINDS = ("done", "retried", "buried")

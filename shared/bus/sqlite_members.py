@@ -161,7 +161,8 @@ class Membership:
     def _keep(self, subscription: Subscription, lease: Lease) -> None:
         """Ends a revocation that is no longer wanted: what was withdrawn is read again."""
         if lease.revoke_by is not None:
-            position, finished = lease.tracker.position, list(lease.tracker.finished())
+            position = lease.tracker.position
+            finished = [o for first, last in lease.tracker.finished() for o in range(first, last + 1)]
             subscription.lose((lease.topic.name, lease.partition))
             subscription.gain(lease.topic, lease.partition, position, finished)
             again = subscription.leases[lease.topic.name, lease.partition]

@@ -224,8 +224,9 @@ class Worker:
                 self._members.beat(now, last)
         for _, future in appends:
             _resolve(future, None, None)
-        for subscription, *_ in buried:
+        for subscription, item, _ in buried:
             subscription.burying.clear()
+            subscription.inbox.buried([item])
         for subscription, stands in moved:
             for lease, at in stands.items():
                 lease.committed, lease.noted = at
@@ -295,7 +296,10 @@ class Worker:
             try:
                 item.message = codec.decode(topic, row.value, headers)
             except codec.UnreadableMessage as error:
-                subscription.burying.append((item, str(error)))
+                if subscription.group is None:
+                    subscription.inbox.skip(item, str(error))
+                else:
+                    subscription.burying.append((item, str(error)))
                 continue
             items.append(item)
         upto = rows[-1].offset if len(rows) == room else tail

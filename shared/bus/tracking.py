@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from bisect import bisect_left, bisect_right
-from collections import deque
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 TAG = "etude:"
@@ -21,71 +20,119 @@ class OffsetTracker:
     `finished` beyond, it gets that not again either.
     """
 
-    __slots__ = ("_before", "_given", "_open", "_passed", "position")
+    __slots__ = ("_before", "_done", "_last", "_open", "_passed", "position")
 
     def __init__(self, position: int, before: Iterable[int] = ()) -> None:
         """`before`: offsets beyond `position` that an earlier consumer finished."""
         self.position = position  # the next offset to read after a restart; this is what gets committed
-        self._given: deque[int] = deque()  # rising; the first one is always open
-        self._open: set[int] = set()
-        self._before = sorted(offset for offset in before if offset >= position)
-        self._passed = 0  # so many of them lie before the last offset given: counted there, or gone from the log
+        self._last = position - 1  # given
+        self._open: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # rising; who stands first is asked with every acknowledgement
+        # Ranges, since one open offset can hold the position for a day, with a million done behind it.
+        self._done = Ranges()  # beyond `position`
+        self._before = Ranges(runs(sorted(offset for offset in before if offset >= position)))
+        self._passed = 0  # so many of its ranges end at `_last` or before: counted in `_done`, or gone from the log
 
     def give(self, offset: int) -> bool:
         """`offset` goes out to the consumer, unless an earlier one finished it: then it is True, and the offset counts and is
         given to nobody. Raises ValueError unless it is beyond all given before."""
-        floor = self._given[-1] + 1 if self._given else self.position
-        if offset < floor:
-            raise ValueError(f"offset {offset} given out of order: expected at least {floor}")
+        if offset <= self._last:
+            raise ValueError(f"offset {offset} given out of order: expected at least {self._last + 1}")
         finished = self.was_finished(offset)
-        self._passed = bisect_right(self._before, offset, self._passed)
-        self._given.append(offset)
+        self._last = offset
+        while self._passed < len(self._before.lasts) and self._before.lasts[self._passed] <= offset:
+            self._passed += 1
         if finished:
-            self._advance()
+            self._finish(offset)
         else:
-            self._open.add(offset)
+            self._open[offset] = None
         return finished
 
     def done(self, offset: int) -> None:
         """`offset` is acknowledged. Repeating it, or naming one that was never given, changes nothing."""
-        if offset not in self._open:
-            return
-        self._open.remove(offset)
-        self._advance()
+        if offset in self._open:
+            del self._open[offset]
+            self._finish(offset)
 
     def was_finished(self, offset: int) -> bool:
         """Whether an earlier consumer finished it: to be given, for the count's sake, but not to anybody."""
-        if self._passed == len(self._before):  # as nearly always
+        if self._passed == len(self._before.lasts):  # as nearly always
             return False
-        at = bisect_left(self._before, offset, self._passed)
-        return at < len(self._before) and self._before[at] == offset
+        at = bisect_left(self._before.lasts, offset, self._passed)
+        return at < len(self._before.lasts) and max(self._before.firsts[at], self._last + 1) <= offset
 
-    def finished(self) -> Iterator[int]:
-        """What is done beyond `position`, rising."""
-        given = [offset for offset in self._given if offset not in self._open]
-        return itertools.chain(given, itertools.islice(self._before, self._passed, None))
+    def finished(self) -> Iterator[tuple[int, int]]:
+        """What is done beyond `position`: (first, last), rising. Costs what is taken of it."""
+        yield from self._done
+        for at in range(self._passed, len(self._before.lasts)):
+            yield max(self._before.firsts[at], self._last + 1), self._before.lasts[at]
 
     @property
     def open(self) -> int:
         """How many were given and are not done."""
         return len(self._open)
 
-    def _advance(self) -> None:
-        while self._given and self._given[0] not in self._open:
-            self.position = self._given.popleft() + 1
+    def _finish(self, offset: int) -> None:
+        first = next(iter(self._open), None)
+        if first is not None and first < offset:
+            self._done.add(offset)
+        else:  # it held the position
+            end = self._done.drop_below(self._last + 1 if first is None else first)
+            self.position = max(offset, end) + 1
 
 
-def write_ranges(position: int, offsets: Iterable[int], room: int) -> str:
-    """Rising offsets, relative to `position`: "etude:3-7,9"; "" for none. What does not fit into `room` characters is left
+class Ranges:
+    """Numbers, as ranges that neither touch nor overlap, rising. To add one costs little near the end."""
+
+    __slots__ = ("firsts", "lasts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        pairs = list(ranges)
+        self.firsts = [first for first, _ in pairs]
+        self.lasts = [last for _, last in pairs]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.firsts, self.lasts, strict=True)
+
+    def add(self, number: int) -> None:
+        """`number` must not be in it."""
+        at = bisect_left(self.firsts, number)
+        after = at > 0 and self.lasts[at - 1] == number - 1
+        before = at < len(self.firsts) and self.firsts[at] == number + 1
+        if after and before:
+            self.lasts[at - 1] = self.lasts.pop(at)
+            del self.firsts[at]
+        elif after:
+            self.lasts[at - 1] = number
+        elif before:
+            self.firsts[at] = number
+        else:
+            self.firsts.insert(at, number)
+            self.lasts.insert(at, number)
+
+    def drop_below(self, number: int) -> int:
+        """Forgets the ranges that begin below `number`; returns the last number of them, -1 for none."""
+        count = bisect_left(self.firsts, number)
+        last = self.lasts[count - 1] if count else -1
+        del self.firsts[:count], self.lasts[:count]
+        return last
+
+
+def write_ranges(position: int, ranges: Iterable[tuple[int, int]], room: int) -> str:
+    """Rising ranges, relative to `position`: "etude:3-7,9"; "" for none. What does not fit into `room` characters is left
     out: it comes again."""
     text = ""
     room -= len(TAG)
-    for first, last in _runs(itertools.islice(offsets, MOST)):
+    left = MOST
+    for first, last in _joined(ranges):
+        last = min(last, first + left - 1)
         part = f"{first - position}" if first == last else f"{first - position}-{last - position}"
         longer = f"{text},{part}" if text else part
-        if len(longer) > room:
+        if len(longer) > room or left == 0:
             break
         text = longer
+        left -= last - first + 1
     return TAG + text if text else ""
 
 
@@ -104,15 +151,20 @@ def read_ranges(position: int, text: str) -> list[int]:
     return found
 
 
-def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    first = last = None
-    for offset in offsets:
-        if first is None or last is None:
-            first = last = offset
-        elif offset == last + 1:
-            last = offset
+def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Rising offsets as ranges."""
+    return _joined((offset, offset) for offset in offsets)
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same without those that touch."""
+    held: tuple[int, int] | None = None
+    for first, last in ranges:
+        if held is not None and first == held[1] + 1:
+            held = held[0], last
         else:
-            yield first, last
-            first = last = offset
-    if first is not None and last is not None:
-        yield first, last
+            if held is not None:
+                yield held
+            held = first, last
+    if held is not None:
+        yield held

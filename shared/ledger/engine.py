@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 
+from shared.settings import without_credentials
 from shared.sqlite import write_ahead
 
 CONNECT_S = 10  # an address where nobody answers must not hold a service for minutes
@@ -42,7 +43,9 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
         if read_only:
             event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET TRANSACTION READ ONLY"))
         return engine
-    raise ValueError(f"ledger: found {url!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME")
+    raise ValueError(
+        f"ledger: found {without_credentials(url)!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME"
+    )
 
 
 def _to_json(value: Any) -> str:

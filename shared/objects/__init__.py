@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.contracts.run import Ref
-from shared.settings import Told
+from shared.settings import Told, without_credentials
 
 
 class ObjectMissing(KeyError):
@@ -69,4 +69,4 @@ def connect(url: str) -> Objects:
         from shared.objects.s3 import S3Objects
 
         return S3Objects.from_url(url)
-    raise ValueError(f"objects: found {url!r}; allowed: file:PATH, s3://BUCKET@HOST:PORT")
+    raise ValueError(f"objects: found {without_credentials(url)!r}; allowed: file:PATH, s3://BUCKET@HOST:PORT")

@@ -29,6 +29,7 @@ from urllib3.exceptions import HTTPError
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, ObjectsUnavailable, keys
 from shared.objects.directory import CHUNK
+from shared.settings import masked
 
 PREFIX = "x-amz-meta-"
 CHECKSUM, WRITER = "xxh3-128", "writer"
@@ -61,7 +62,9 @@ class S3Objects:
         """`s3://BUCKET@HOST:PORT[?secure=1]`. Makes the bucket if it is not there. Raises ValueError, ObjectsUnavailable."""
         match = re.fullmatch(r"s3://(?P<bucket>[a-z0-9.-]{3,63})@(?P<host>[^/?@]+)/?(\?secure=(?P<secure>[01]))?", url)
         if not match:
-            raise ValueError(f"objects: found {url!r}; allowed: s3://BUCKET@HOST:PORT, s3://BUCKET@HOST:PORT?secure=1")
+            raise ValueError(
+                f"objects: found {masked(url)!r}; allowed: s3://BUCKET@HOST:PORT, s3://BUCKET@HOST:PORT?secure=1"
+            )
         access, secret = os.environ.get("ETUDE_S3_ACCESS_KEY"), os.environ.get("ETUDE_S3_SECRET_KEY")
         if not access or not secret:
             raise ValueError("objects: s3:// needs credentials: set ETUDE_S3_ACCESS_KEY and ETUDE_S3_SECRET_KEY")

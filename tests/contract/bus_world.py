@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 
 from infra.servers import fleet
 from infra.servers import state as servers
 from shared.bus import Bus, BusUnavailable, Delivery, connect
+from shared.bus.assignment import partition_of
+from shared.bus.kafka_cluster import Cluster
 from shared.bus.sqlite import SqliteBus
+from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
 from tests.servers import need
@@ -61,6 +65,31 @@ class World:
         )
         self.opened.append(bus)
         return bus
+
+    async def foreign(self, bus: Bus, key: str, data: bytes, headers: dict[str, bytes | None]) -> None:
+        """What another program wrote, with headers as no publisher of ours writes them. The embedded log has no other
+        programs: there it is the nearest that the bus itself takes."""
+        if self.embedded:
+            raw = Raw(data, {name: (value or b"").decode("utf-8", "replace") for name, value in headers.items()})
+            return await bus.publish(Topic(self.topic.name, (Raw,), self.topic.partitions), key, raw)
+        await bus.lag([self.topic], self.group)  # the topic is there
+        cluster = Cluster.parse(self.url)
+        # Compressed, as whoever writes that much does: the broker's limit is on what it is sent.
+        producer = KafkaProducer(**cluster.options(), max_request_size=1 << 24, compression_type="zstd")
+        try:
+            part = partition_of(key, self.topic.partitions)
+            await asyncio.to_thread(
+                producer.send(
+                    cluster.physical(self.topic.name),
+                    value=data,
+                    key=key.encode(),
+                    headers=list(headers.items()),
+                    partition=part,
+                ).get,
+                timeout=30,
+            )
+        finally:
+            await asyncio.to_thread(producer.close)
 
     @contextlib.asynccontextmanager
     async def away(self) -> AsyncIterator[None]:

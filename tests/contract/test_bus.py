@@ -6,13 +6,14 @@ import asyncio
 import signal
 
 import pytest
+from prometheus_client import REGISTRY
 
 from shared.bus import BusUnavailable, Delivery, dead_letters
 from shared.bus.batching import batches
 from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
 from shared.contracts.messages import Alert, RunControl
 from shared.contracts.topics import Topic
-from tests.contract.bus_world import alert, go, nothing_comes, take, texts, world
+from tests.contract.bus_world import World, alert, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
 
@@ -185,6 +186,12 @@ def test_retry_gives_the_message_again_later_and_lets_others_pass(world, go):
     go(scenario)
 
 
+def answers(world: World, answer: str) -> float:
+    """What the metrics say of this process's members of the group: alerts are made of it."""
+    labels = {"topic": world.topic.name, "group": world.group, "answer": answer}
+    return REGISTRY.get_sample_value("etude_bus_deliveries_total", labels) or 0.0
+
+
 def test_bury_keeps_bytes_and_headers_in_the_dead_letter_topic_with_the_reason(world, go):
     async def scenario():
         bus = world.open()
@@ -198,6 +205,7 @@ def test_bury_keeps_bytes_and_headers_in_the_dead_letter_topic_with_the_reason(w
         assert raw.headers["dead-letter-source"].startswith(world.topic.name)
         assert (letter.key, b'"what":"bad"' in raw.data) == ("k", True)
         assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
+        assert (answers(world, "buried"), answers(world, "done")) == (1, 0)
 
     go(scenario)
 
@@ -226,6 +234,7 @@ def test_an_unreadable_message_is_buried_and_never_stops_the_consumer(world, go)
         assert sorted(letter.message.data for letter in letters) == sorted(p.data for p in UNREADABLE.values())
         assert all(letter.message.headers["dead-letter-reason"] for letter in letters)
         assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
+        assert answers(world, "buried") == len(UNREADABLE)
 
     go(scenario)
 

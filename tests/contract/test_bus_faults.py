@@ -38,6 +38,51 @@ def test_poison_between_good_messages_changes_neither_their_order_nor_their_numb
     go(scenario)
 
 
+HEADERS = {"a header without a value": None, "name": b"\xff", "schema": b"x/9"}
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ("k", HEADERS),
+        ("k", {"schema": b"s" * 1_500_000}),
+        ("k", {f"h{i}": b"x" * 50 for i in range(30_000)}),
+        ("k" * 1_500_000, HEADERS),
+    ],
+    ids=["null", "a huge header", "many headers", "a huge key"],
+)
+def test_what_another_program_wrote_is_buried_and_never_stops_the_consumer(world, go, key, headers):
+    async def scenario():
+        bus = world.open()
+        await world.foreign(bus, key, b"bytes", headers)
+        await bus.publish(world.topic, key[:2], alert("good"))
+        (good,) = await take(bus.deliveries([world.topic], world.group, 1), 1)
+        good.done()
+        assert good.message.what == "good"
+        (letter,) = await take(bus.deliveries([dead_letters(world.topic)], world.group, 10), 1)
+        assert (letter.message.data, letter.key[:2]) == (b"bytes", key[:2])
+        await drained(bus, world.topic, world.group)
+
+    go(scenario)
+
+
+def test_readers_of_everything_write_no_dead_letters_however_often_they_start(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish(Topic(world.topic.name, (Raw,), world.topic.partitions), "k", Raw(b"{}", {"schema": "x/9.0"}))
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(2)])
+        for _ in range(3):
+            bus = world.open()
+            odd, good = await take(bus.deliveries([world.topic], None, 2), 2)
+            odd.bury("odd")
+            good.done()
+            assert texts([odd, good]) == ["0", "1"]
+            await bus.close()  # what was settled is written
+        assert await world.open().lag([dead_letters(world.topic)], "anybody") == {world.topic.dead_letter: 0}
+
+    go(scenario)
+
+
 def test_a_dead_letter_that_is_put_back_arrives_as_it_was(world, go):
     async def scenario():
         bus = world.open()

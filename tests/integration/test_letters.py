@@ -84,6 +84,22 @@ def test_a_buried_message_is_listed_shown_and_put_back_once(tmp_path: Path) -> N
     assert asyncio.run(raw()) == [BAD, good("one"), BAD, good("two"), BAD]
 
 
+def test_a_letter_that_was_cut_is_never_put_back(tmp_path: Path) -> None:
+    async def bury() -> None:
+        bus = buses.connect(ServiceSettings(state=tmp_path).bus_url, client="test")
+        kept = Raw(BAD.data, {**BAD.headers, "dead-letter-cut": "40 bytes; headers: 9, 2000000 bytes"})
+        await bus.publish(buses.dead_letters(t.ALERTS), "key", kept)
+        await bus.close()
+
+    asyncio.run(bury())
+    code, text = dlq(tmp_path, "replay", "alerts")
+    assert code == 0
+    assert "alerts: 0 put back.\n" in text
+    assert "it was cut" in text
+    place = dlq(tmp_path, "show", "alerts")[1].split()[0]
+    assert dlq(tmp_path, "replay", "alerts", "--offset", place)[0] == 1
+
+
 def test_an_unknown_topic_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
     code, text = dlq(tmp_path, "show", "alert")
     assert code == 2

@@ -41,7 +41,7 @@ def make(*calls: str | tuple[str, bool], stop: StopReason = StopReason.submitted
         "effort": Effort(tool_calls=len(pairs), broken_tool_calls=broken, tool_call_tokens=2 * len(pairs)),
         "files": {"main.py": "def f(x):\n    return x\n"},
     }
-    return Trajectory(stop=stop, segments=[segment(pairs)], **{**defaults, **fields})
+    return Trajectory(stop=stop, **{"segments": [segment(pairs)], **defaults, **fields})
 
 
 @pytest.fixture

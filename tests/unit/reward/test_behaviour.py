@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from services.reward.behaviour import TERMS, Finding, Seen, findings
@@ -52,6 +53,28 @@ def test_a_submit_is_untested_when_no_test_follows_the_last_change(
     found: Callable[..., Finding], calls: list, amount: int
 ) -> None:
     assert found("untested_submit", *calls).amount == amount
+
+
+@pytest.mark.parametrize(
+    ("segments", "amount"),
+    [
+        ([["edit", ("test", False)], ["submit"]], 0),  # the files as they were given
+        ([["edit", ("edit", False)], ["edit", "submit"]], 1),
+        ([["edit", ("edit", False)], ["edit", "test", "submit"]], 0),
+        ([["edit", "summary"], ["submit"]], 1),
+        ([["edit", "summary"], [("edit", False)], ["submit"]], 0),
+        ([["edit", "test", "summary"], ["submit"]], 0),
+    ],
+)
+def test_a_change_that_a_fresh_retry_discarded_was_not_submitted_and_one_before_a_summary_was(
+    trajectory: Callable[..., Trajectory], segments: list[list], amount: int
+) -> None:
+    parts = [trajectory(*calls).segments[0] for calls in segments]
+    for part in parts:
+        part.spans = [
+            msgspec.structs.replace(span, role="summary") if span.tool == "summary" else span for span in part.spans
+        ]
+    assert TERMS["untested_submit"](Seen(trajectory(segments=parts), {})).amount == amount
 
 
 def test_being_ended_before_the_test_is_no_untested_submit(found: Callable[..., Finding]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -9,13 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.exc import ArgumentError
 
-from shared.settings import CLOSE, ServiceSettings, load, masked
+from services.console.config import ConsoleSettings
+from shared import bus, objects
+from shared.ledger import engine as ledger
+from shared.settings import CLOSE, ServiceSettings, load, masked, without_credentials
 
 
-def refused(capsys: pytest.CaptureFixture[str]) -> str:
+def refused(capsys: pytest.CaptureFixture[str], cls: type[ServiceSettings] = ServiceSettings) -> str:
     with pytest.raises(SystemExit) as exit_:
-        load(ServiceSettings, [])
+        load(cls, [])
     assert exit_.value.code == 2
     return capsys.readouterr().err
 
@@ -84,6 +89,45 @@ def test_check_prints_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch:
     shown = capsys.readouterr().out
     assert "hush" not in shown
     assert "ledger = 'postgresql://etude:***@db/etude'" in shown
+
+
+@pytest.mark.parametrize(
+    "value", ['{"ann": 271828}', '["271828"]', '{"ann": ["271828"]}', '{"ann": 271828', "271828"], ids=lambda _: ""
+)
+def test_a_refused_secret_is_not_repeated(
+    value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_CONSOLE_OPERATORS", value)
+    said = refused(capsys, ConsoleSettings)
+    assert "271828" not in said
+    assert "console_operators" in said
+
+
+def test_a_slip_in_the_name_of_a_secret_does_not_show_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etude.toml").write_text('s3_secret = "hush"\n')
+    monkeypatch.setenv("ETUDE_CONFIG", str(tmp_path / "etude.toml"))
+    said = refused(capsys)
+    assert "hush" not in said
+    assert "s3_secret'" in said
+
+
+@pytest.mark.parametrize("connect", [bus.connect, ledger.connect, objects.connect])
+@pytest.mark.parametrize(
+    "before", ["Kafka://user:", "kafka:user:", "S3//user:", "s3://user:", "kafka://user:a@", "kafka://u/s:"]
+)
+def test_an_address_that_cannot_be_read_is_told_without_its_password(
+    connect: Callable[..., object], before: str
+) -> None:
+    with pytest.raises((ValueError, ArgumentError)) as error:
+        connect(f"{before}hush/x@host:9092", **({"client": "t"} if connect is bus.connect else {}))
+    assert "hush" not in str(error.value)
+
+
+def test_an_address_that_cannot_be_read_is_told_but_for_its_password() -> None:
+    assert without_credentials("Kafka://user:p@ss@host:9092/team") == "Kafka://…@host:9092/team"
+    assert without_credentials("Sqlite:bus.db") == "Sqlite:bus.db"
 
 
 @given(st.text("abcXYZ019%._~-", min_size=8).filter(lambda word: word not in "postgresql://user@host:5432/etude***"))

@@ -1,0 +1,89 @@
+"""A Kafka record as a delivery, and a buried delivery as a letter. Pure.
+
+Anybody may write to a topic: no record, whatever it holds, raises here, and every letter is one that a producer takes.
+One thing is out of reach: a header *name* that is not UTF-8 fails inside the client's `poll` (docs/servers.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import xxhash
+
+from shared.bus.inbox import Inbox, Lease, Received
+from shared.contracts import codec
+
+LETTER_BYTES = 900_000  # of a dead letter: below a producer's and a broker's usual 1 MiB, headers and key counted
+SIDE_BYTES = 50_000  # of its key, and of all its headers, where it is cut: what people look for stands in less
+REASON_BYTES = 4_000  # it may repeat what could not be read
+HEADER_OVERHEAD = 16  # of every header beside its name and value: their lengths, at most
+
+
+def received(inbox: Inbox, lease: Lease, record: Any) -> tuple[Received, str]:
+    """(the delivery, why it cannot be read; "": it can)."""
+    item = Received(inbox, lease, "", None, {}, record.offset, record.value or b"")
+    try:
+        item.key, item.headers = _text(record.key), headers_of(record.headers)
+        item.message = codec.decode(lease.topic, item.data, item.headers)
+    except codec.UnreadableMessage as error:
+        return item, str(error)
+    except Exception as error:  # to let it out would end the consumer, and the next one would meet the same record
+        return item, f"{type(error).__name__}: {error}"
+    return item, ""
+
+
+def headers_of(pairs: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """A header without a value (Kafka has such) is an empty one."""
+    return {name: _text(value) for name, value in pairs}
+
+
+def letter(item: Received, reason: str, group: str | None) -> tuple[str, bytes, dict[str, str]]:
+    """(key, data, headers) of the dead letter: the delivery's own and the two that say why, cut where a producer would refuse
+    them. `dead-letter-cut` then says what they were."""
+    ours = {
+        "dead-letter-reason": _cut(reason, REASON_BYTES),
+        "dead-letter-source": f"{item.topic.name}/{item.lease.partition}:{item.offset}/{group or ''}",
+    }
+    key, data, headers = item.key, item.data, item.headers
+    key_bytes, headers_bytes = _size(key), _size_of(headers)
+    if key_bytes + len(data) + headers_bytes <= LETTER_BYTES:
+        return key, data, headers | ours
+    # Of a foreign producer: the broker took it compressed or has a higher limit, and takes no more from us.
+    was = [f"{len(data)} bytes, xxh3-128 {xxhash.xxh3_128_hexdigest(data)}"]
+    if key_bytes > SIDE_BYTES:
+        key = _cut(key, SIDE_BYTES)
+        was.append(f"key: {key_bytes} bytes")
+    if headers_bytes > SIDE_BYTES:
+        was.append(f"headers: {len(headers)}, {headers_bytes} bytes")
+        headers = _first(headers, SIDE_BYTES)
+    data = data[: LETTER_BYTES - _size(key) - _size_of(headers)]
+    return key, data, headers | ours | {"dead-letter-cut": "; ".join(was)}
+
+
+def _first(headers: dict[str, str], room: int) -> dict[str, str]:
+    """As many as fit, the smallest first: one that is huge hides none of the others."""
+    kept = {}
+    for name, value in sorted(headers.items(), key=lambda pair: _size_of(dict([pair]))):
+        room -= _size_of({name: value})
+        if room < 0:
+            break
+        kept[name] = value
+    return kept
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _size_of(headers: dict[str, str]) -> int:
+    return sum(_size(name) + _size(value) + HEADER_OVERHEAD for name, value in headers.items())
+
+
+def _cut(text: str, most: int) -> str:
+    """At most `most` bytes of UTF-8, and nothing that is none."""
+    return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
