@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from etude.demo.options import DemoOptions
+from etude.demo.prepare import configure
 from etude.supervisor import SERVICES
 from infra import declared, run_defaults
 from infra.generate import DASHBOARDS, files
 from infra.grafana import check
 from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
+from shared.contracts.run import Ref
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "infra" / "prometheus"
@@ -129,7 +132,11 @@ def test_whatever_a_run_learns_with_is_described_where_it_is_declared():
 
 def test_the_page_of_a_run_says_where_the_demo_differs():
     changed = {d.name: d.demo for _, rows in run_defaults.sections().values() for d in rows if d.demo}
-    assert changed == {"schedule.minutes": "10", "train.credit.per": "turn"}
+    assert {"schedule.minutes": "10", "train.credit.per": "turn", "sampling.retry": "fresh"}.items() <= changed.items()
+    ref = Ref(key="k", size=1, checksum="0" * 32)
+    config = configure("", DemoOptions(), ref, (ref, ref), (ref, ref))
+    assert float(changed["train.learning_rate"]) == config.train.learning_rate
+    assert "train.importance_clip" not in changed
 
 
 def test_names_of_metrics_follow_the_house():
