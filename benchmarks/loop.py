@@ -3,9 +3,9 @@
 For questions about learning that a run of the whole platform answers too slowly. Attempts of a step are sampled on one
 version, so every sample has age 0. Not a benchmark itself: `benchmarks.credit` is one that stands on it, and
 
-    python -m benchmarks.loop --pack DIR [--steps 50] [--credit turn|attempt] [--kinds comparison,index,…]
+    python -m benchmarks.loop --pack DIR [--steps 50] [--retry fresh|append] [--kinds comparison,index,…]
 
-practises and prints development figures (dev split, temperature 1) before and after.
+practises as the demo does, without router replay and MTP, and prints development figures (dev split, temperature 1).
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 
+from etude.demo.options import DemoOptions
+from etude.demo.prepare import limits, training
 from services.inference.engine import Engine as Sampler
 from services.inference.request import Request, Result
 from services.reward import grading
@@ -147,12 +150,13 @@ class Practice:
                 found += [replace(sequence, group=number) for sequence in own]
         return found
 
-    def practise(self, pairs: Sequence[Pair], each: int) -> tuple[float, dict[str, float]]:
-        """One step; the share of solved attempts, and the trainer's metrics."""
+    def practise(self, pairs: Sequence[Pair], each: int, progress: float = 0.0) -> tuple[float, dict[str, float]]:
+        """One step; the share of solved attempts, and the trainer's metrics. `progress`: of the practice, for cool-down."""
         self.sync()
         groups = self.attempts(pairs, each)
         self.step += 1
-        trained = self.trainer.train(self.sequences(groups, self.train_config.credit), len(pairs) * each, self.step)
+        sequences = self.sequences(groups, self.train_config.credit)
+        trained = self.trainer.train(sequences, len(pairs) * each, self.step, progress=progress)
         return float(np.mean([a.solved for g in groups for a in g])), trained.metrics
 
     def figures(self, pairs: Sequence[Pair], each: int) -> dict[str, float]:
@@ -206,22 +210,26 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between development figures")
     parser.add_argument("--credit", choices=("turn", "attempt"), default="turn")
     parser.add_argument("--kinds", default="", help="kinds of bugs to practise on, with commas; empty: all")
-    parser.add_argument("--learning-rate", type=float, default=TrainConfig().learning_rate)
+    parser.add_argument("--retry", choices=("fresh", "append"), default="fresh", help="what is read after a failure")
+    parser.add_argument("--learning-rate", type=float, default=training(DemoOptions()).learning_rate)
     parser.add_argument("--edits", type=int, default=Sampling().max_edits)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    train = TrainConfig(
-        learning_rate=options.learning_rate, router_replay=False, mtp=False, credit=Credit(per=options.credit)
+    train = msgspec.structs.replace(
+        training(DemoOptions(credit=options.credit, router_replay=False)),
+        learning_rate=options.learning_rate,
+        mtp=False,
     )
-    sampling = Sampling(max_edits=options.edits, max_turns=options.edits + 2 + options.edits // 4)
+    sampling = msgspec.structs.replace(limits(options.retry), max_edits=options.edits)
     practice = Practice(options.checkpoint, train, sampling)
     dev = practice.problems(options.pack, "dev")
     pool = practice.problems(options.pack, "rl", frozenset(filter(None, options.kinds.split(","))))
     random.Random(options.seed).shuffle(pool)
     print(f"step 0: {practice.figures(dev, 4)}", flush=True)
     for step in range(1, options.steps + 1):
-        solved, metrics = practice.practise([pool[(step * 16 + i) % len(pool)] for i in range(16)], 8)
+        drawn = [pool[(step * 16 + i) % len(pool)] for i in range(16)]
+        solved, metrics = practice.practise(drawn, 8, (step - 1) / options.steps)
         print(f"step {step}: solved {solved:.3f}, entropy {metrics['entropy']:.2f}", flush=True)
         if step % options.every == 0:
             print(f"step {step}: {practice.figures(dev, 4)}", flush=True)

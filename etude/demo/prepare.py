@@ -102,6 +102,17 @@ def limits(retry: Literal["fresh", "append"]) -> Sampling:
     return Sampling(retry=retry, max_completion_tokens=384, max_turns=8, max_repeats=16)
 
 
+def training(options: DemoOptions) -> TrainConfig:
+    """Small steps for the features, large ones for how sure the policy is, and none at the end (docs/results.md)."""
+    return TrainConfig(
+        learning_rate=1e-4,
+        last_norm_learning_rate=0.02,
+        cooldown=0.5,
+        router_replay=options.router_replay,
+        credit=Credit(per=options.credit),
+    )
+
+
 def configure(
     run: str,
     options: DemoOptions,
@@ -126,14 +137,6 @@ def configure(
         group_size=options.group_size,
         group_min=max(2, options.group_size // 2),
     )
-    train = msgspec.structs.replace(
-        TrainConfig(),
-        learning_rate=1e-4,
-        last_norm_learning_rate=0.02,
-        cooldown=0.5,
-        router_replay=options.router_replay,
-        credit=Credit(per=options.credit),
-    )
     return RunConfig(
         run=run,
         seed=options.seed,
@@ -146,7 +149,7 @@ def configure(
         sampling=limits(options.retry),
         reward=reward,
         schedule=schedule,
-        train=train,
+        train=training(options),
     )
 
 
