@@ -15,7 +15,7 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     engine: Literal["embedded", "sglang"] = Field(
         "embedded", description="embedded runs everywhere; sglang is a server of its own on GPUs (settings SGLANG_…)."
     )
-    run: str = Field("", description="Serve this run's policy; empty: the one started last that is not over.")
+    run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
     pool: Literal["rollout", "evaluation"] = Field(
         "rollout", description="rollout follows every version; evaluation serves the one that it is pinned to."
     )

@@ -10,8 +10,7 @@ from shared.contracts.run import Ref
 
 @dataclass(slots=True)
 class Following:
-    """`run`: only this one ("": the one started last of those that are not over). `pinned`: exactly this serial; None: the
-    newest.
+    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -38,12 +37,12 @@ class Following:
             self._newest[message.run] = message
 
     def runs(self) -> list[str]:
-        """The runs to serve, the best first. One that is over comes into question only where no other is left: its last
-        version may still be evaluated."""
+        """The runs to serve, the best first. One that is over before it published anything comes into question only where
+        no other is left: it was refused. One that did publish stays: its last version may still be evaluated."""
         if self.run:
             return [self.run] if self.run in self.started else []
         latest = list(reversed(self.started))
-        return [run for run in latest if run not in self.over] or latest
+        return [run for run in latest if run in self._newest or run not in self.over] or latest
 
     def newest(self, run: str) -> PolicyPublished | None:
         return self._newest.get(run)

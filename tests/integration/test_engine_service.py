@@ -370,7 +370,7 @@ def test_a_replica_that_starts_beside_a_run_that_cannot_be_read_serves_the_one_b
     run(test, tmp_path)
 
 
-def test_a_run_that_ends_gives_its_replica_back_to_the_one_that_is_still_alive(tmp_path):
+def test_a_run_that_ends_before_its_first_version_gives_its_replica_back_to_the_one_that_is_alive(tmp_path):
     async def test(p: Platform) -> None:
         p.write_version(0, None)
         await p.start_run()

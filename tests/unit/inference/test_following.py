@@ -36,17 +36,20 @@ def test_the_run_started_last_is_served_unless_one_is_named():
 
 
 @pytest.mark.parametrize("end", ["stop", "finished"])
-def test_a_run_that_is_over_is_served_only_where_no_other_is_left(end):
+def test_a_run_that_is_over_before_its_first_version_is_served_only_where_no_other_is_left(end):
     following = Following()
     for run in ("a", "b", "c"):
         following.control(start(run))
-    following.control(RunControl(run="c", action=end))
-    assert following.runs() == ["b", "a"]
+    following.published(version("b", 0, 0))
+    for run in ("b", "c"):
+        following.control(RunControl(run=run, action=end))
+    assert following.runs() == ["b", "a"]  # what b learnt may still be evaluated
     following.control(RunControl(run="c", action="resume"))
     assert following.runs() == ["c", "b", "a"]
     for run in ("a", "b", "c"):
         following.control(RunControl(run=run, action=end))
-    assert following.runs() == ["c", "b", "a"]
+    assert following.runs() == ["b"]
+    assert Following(started={"a": REF}, over={"a"}).runs() == ["a"]
 
 
 def test_the_newest_version_of_the_highest_incarnation_wins_in_whatever_order_they_arrive():
