@@ -47,15 +47,22 @@ def differences(topic: Topic, found: Found | None) -> list[str]:
     return wrong
 
 
+HUNG_UP = "socket disconnected"
+
+
 class _Overheard(logging.Handler):
     """What the client says to itself while it looks for its first broker: its error would only be that it found none."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.login_refused = False
+        self.hung_up = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.login_refused |= SaslAuthenticationFailedError.__name__ in record.getMessage()
+        text = record.getMessage()
+        self.login_refused |= SaslAuthenticationFailedError.__name__ in text
+        # The broker says no and hangs up at once. The client forgets what it read where it finds both together.
+        self.hung_up |= HUNG_UP in text
 
 
 @contextlib.contextmanager
@@ -71,6 +78,11 @@ def administration(cluster: Cluster) -> Iterator[KafkaAdminClient]:
     except KafkaError as error:
         if overheard.login_refused:
             text = f"{where} refuses user {cluster.user!r}: set the user and the password that the cluster knows"
+        elif overheard.hung_up and cluster.user:
+            text = (
+                f"{where} hangs up when user {cluster.user!r} logs in. Are user and password those that the cluster knows, and "
+                f"does it expect {'TLS' if cluster.tls else 'no TLS'}?"
+            )
         else:
             text = (
                 f"{where}: {str(error) or type(error).__name__}. Is the address right, does a broker run there, and does "

@@ -10,12 +10,15 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from kafka import KafkaProducer
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from infra.servers import fleet
 from infra.servers import state as servers
@@ -30,6 +33,23 @@ from tests.servers import need
 
 MEMBER = Path(__file__).with_name("bus_member.py")
 PATIENCE_S = 150.0  # a promise that is not kept in this time counts as broken, on a machine busy with other work too
+
+
+NULL = b"\0null"
+
+
+@contextlib.contextmanager
+def null_headers() -> Iterator[None]:
+    """Header values NULL are written as none at all: Kafka and other clients have such, kafka-python's producer refuses
+    them."""
+    write = DefaultRecordBatchBuilder.append
+
+    def append(self: Any, *args: Any) -> Any:
+        *before, headers = args
+        return write(self, *before, [(name, None if value == NULL else value) for name, value in headers])
+
+    with patch.object(DefaultRecordBatchBuilder, "append", append):
+        yield
 
 
 def alert(what: object) -> Alert:
@@ -78,16 +98,15 @@ class World:
         producer = KafkaProducer(**cluster.options(), max_request_size=1 << 24, compression_type="zstd")
         try:
             part = partition_of(key, self.topic.partitions)
-            await asyncio.to_thread(
-                producer.send(
+            with null_headers():
+                sent = producer.send(
                     cluster.physical(self.topic.name),
                     value=data,
                     key=key.encode(),
-                    headers=list(headers.items()),
+                    headers=[(name, NULL if value is None else value) for name, value in headers.items()],
                     partition=part,
-                ).get,
-                timeout=30,
-            )
+                )
+            await asyncio.to_thread(sent.get, timeout=30)
         finally:
             await asyncio.to_thread(producer.close)
 

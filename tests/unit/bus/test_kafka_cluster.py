@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.bus import connect
+from shared.bus import BusUnavailable, connect
+from shared.bus.kafka_admin import reach
 from shared.bus.kafka_cluster import Cluster
 
 
@@ -67,3 +71,22 @@ def test_the_error_hides_a_password() -> None:
     with pytest.raises(ValueError, match="allowed") as error:
         Cluster.parse("kafka://me:secret@host")
     assert "secret" not in str(error.value)
+
+
+def test_a_broker_that_hangs_up_at_the_login_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kafka does with a wrong password when the client is slow to read: no answer is left, only the end."""
+    monkeypatch.setattr("shared.bus.kafka_cluster.FIRST_CONTACT_MS", 1_000)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # the server is closed
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(BusUnavailable, match="password") as told:
+            reach(f"kafka://me:geheim@127.0.0.1:{port}")
+        assert "geheim" not in str(told.value)
+        with pytest.raises(BusUnavailable, match="no login"):
+            reach(f"kafka://127.0.0.1:{port}")
