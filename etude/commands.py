@@ -90,12 +90,18 @@ def start(
     minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
+    retry: Annotated[
+        Literal["fresh", "append"],
+        typer.Option(
+            help="After a failure the agent reads the task alone, or everything so far; append for a model that reads."
+        ),
+    ] = "fresh",
 ) -> None:
     """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
     from etude.demo import DemoOptions
     from etude.start import run
 
-    options = DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base)
+    options = DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base, retry=retry)
     raise typer.Exit(run(options))
 
 
@@ -132,7 +138,9 @@ def demo(
     ] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo that was interrupted.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the demo that was interrupted, with the options it began with.")
+    ] = False,
     problems: Annotated[
         Path | None,
         typer.Option(help="Your own problems to practise on (JSONL, docs/problems.md).", rich_help_panel=PROBLEMS),
@@ -159,7 +167,8 @@ def demo(
     retry: Annotated[
         Literal["fresh", "append"],
         typer.Option(
-            help="After a failure the agent reads the task alone, or everything so far.", rich_help_panel=RECIPE
+            help="After a failure the agent reads the task alone, or everything so far (with the limits of a conversation).",
+            rich_help_panel=RECIPE,
         ),
     ] = "fresh",
     staleness: Annotated[int, typer.Option(help="Steps that a sample may be old.", min=0, rich_help_panel=RECIPE)] = 2,

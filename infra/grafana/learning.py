@@ -55,7 +55,7 @@ LEARNING = Dashboard(
                     (f"sum by (term) (rate(etude_reward_terms_total{RUN}[$__rate_interval]))", "{{term}}"),
                     stacked=True,
                 ),
-                figure("Length", "Tokens per attempt, mean.", "length_mean"),
+                figure("Length", "Tokens per attempt, of all its contexts together, mean.", "length_mean"),
                 panel(
                     "How attempts end",
                     "Per second, by reason. `deadline` and limits that rise: the policy does not finish any more.",

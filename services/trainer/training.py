@@ -275,8 +275,8 @@ class TrainingRun:
     @staticmethod
     def _describe(kept: Sequence[tuple[Sample, int]]) -> dict[str, float]:
         rewards = [sample.rewards for sample, _ in kept]
-        lengths = [len(s.tokens_T) for sample, _ in kept for s in sample.sequences]
-        sampled = [int(s.sampled_T.sum()) for sample, _ in kept for s in sample.sequences]
+        attempts = sum(map(len, rewards))
+        contexts = [s for sample, _ in kept for s in sample.sequences]  # of one attempt there may be many
         solved = [m.solved for sample, _ in kept for m in sample.ready.members if m.solved is not None]
         known = {"solved_share": float(np.mean(solved))} if solved else {}
         return known | {
@@ -285,9 +285,9 @@ class TrainingRun:
             "signal_share": float(np.mean([sample.has_signal for sample, _ in kept])),
             "age_mean": float(np.mean([age for _, age in kept])),
             "age_max": float(max(age for _, age in kept)),
-            "length_mean": float(np.mean(lengths)),
-            "sampled_mean": float(np.mean(sampled)),
-            "attempts": float(sum(map(len, rewards))),
+            "length_mean": sum(len(s.tokens_T) for s in contexts) / attempts,
+            "sampled_mean": sum(int(s.sampled_T.sum()) for s in contexts) / attempts,
+            "attempts": float(attempts),
         }
 
     def check_not_superseded(self) -> None:

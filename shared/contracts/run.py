@@ -96,8 +96,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     per: Literal["attempt", "turn"] = "attempt"
     discount: float = 0.0  # of the reward, for every later turn that still had to change the files
     # Subtracted from a turn. broken: a call that could not be read or executed; repeated: it tested what had failed before;
-    # gave_up: it submitted what had failed; endless: it came to no end. Without the last two, giving up and rambling are
-    # the ways to make no more of the others.
+    # gave_up: it submitted what had failed (with fresh retries both count for the files as given alone); endless: it came to
+    # no end. Without the last two, giving up and rambling are the ways to make no more of the others.
     faults: dict[str, float] = msgspec.field(
         default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5, "endless": 0.5}
     )
@@ -112,8 +112,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     # being rewritten for it (docs/results.md); 0: as everything else.
     last_norm_learning_rate: float = 0.0
     warmup_steps: int = 5  # the learning rate rises to its value over so many
-    # Share of the run's limit (minutes or steps) at whose end the learning rates of the policy fall to nothing, linearly.
-    # What is published last is then no step away from the mean of the versions before it. 0: they do not fall.
+    # Over this last share of the run's limit (minutes or steps, whichever is nearer) the policy's learning rates fall to
+    # nothing, linearly, so that the last version is close to the mean of those before it. 0, or no limit: they do not fall.
     cooldown: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: float = 0.0  # of AdamW

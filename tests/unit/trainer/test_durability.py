@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_a_commit_names_its_groups_their_ages_and_figures(opened: Open) -> None:
         "seconds_publish",
         "tokens_fed",
     } <= committed.metrics.keys()
+
+
+def test_lengths_are_of_attempts_however_many_contexts_one_has(opened: Open) -> None:
+    training = opened()
+    once = [fetch(training.objects, number) for number in (0, 1)]
+    sampled = [int(s.sampled_T.sum()) for sample in once for s in sample.sequences]
+    lengths = [len(s.tokens_T) for sample in once for s in sample.sequences]
+    attempts = sum(len(sample.rewards) for sample in once)
+    committed = training.advance([replace(sample, sequences=sample.sequences * 2) for sample in once]).committed
+    assert isinstance(committed, StepCommitted)
+    assert committed.metrics["sampled_mean"] == pytest.approx(2 * sum(sampled) / attempts)
+    assert committed.metrics["length_mean"] == pytest.approx(2 * sum(lengths) / attempts)
 
 
 def test_resuming_gives_the_same_weights_bit_for_bit(objects: Objects, opened: Open) -> None:
