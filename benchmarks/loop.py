@@ -115,9 +115,8 @@ class Practice:
 
     def problems(self, pack: Path, split: str, kinds: frozenset[str] = frozenset()) -> list[Pair]:
         """In a fixed random order. `kinds` of bugs; empty: all."""
-        room = PROMPT_ROOM
         known = packs.problems(pack, split)
-        pairs = [p for p in known if self.format.fits(p[0], room) and (not kinds or p[1].bug in kinds)]
+        pairs = [p for p in known if self.format.fits(p[0], PROMPT_ROOM) and (not kinds or p[1].bug in kinds)]
         random.Random(0).shuffle(pairs)
         return pairs
 

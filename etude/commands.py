@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from shared.objects import Objects
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+Retry = Annotated[
+    Literal["fresh", "append"],
+    typer.Option(
+        help="After a failure the agent reads the task alone, or everything so far; append for a model that reads."
+    ),
+]
 
 # Panels of `etude demo --help`, beside the options that most will want.
 PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an ablation", "This machine"
@@ -90,12 +96,7 @@ def start(
     minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
-    retry: Annotated[
-        Literal["fresh", "append"],
-        typer.Option(
-            help="After a failure the agent reads the task alone, or everything so far; append for a model that reads."
-        ),
-    ] = "fresh",
+    retry: Retry = "fresh",
 ) -> None:
     """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
     from etude.demo import DemoOptions
@@ -252,10 +253,7 @@ def evaluate(
     samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
     json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
-    retry: Annotated[
-        Literal["fresh", "append"],
-        typer.Option(help="After a failure the agent reads the task alone, or everything so far."),
-    ] = "fresh",
+    retry: Retry = "fresh",
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
     from etude.evaluate import Split, run

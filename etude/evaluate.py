@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import zstandard
 from rich.console import Console
@@ -26,7 +26,7 @@ from etude.supervisor import ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
-from shared.contracts.run import Ref
+from shared.contracts.run import Ref, Retry
 from shared.problems.pack import file_name
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
 
@@ -82,7 +82,7 @@ async def measure(
     samples: int,
     limit: int,
     console: Console,
-    retry: Literal["fresh", "append"] = "fresh",
+    retry: Retry = "fresh",
     title: str = "evaluation",
 ) -> dict[str, Any]:
     """The evaluator's report of `checkpoint` on one split of a pack directory."""
@@ -133,7 +133,7 @@ def run(
     samples: int,
     out: Path | None,
     limit: int,
-    retry: Literal["fresh", "append"] = "fresh",
+    retry: Retry = "fresh",
 ) -> int:
     """`problems`: a user's JSONL file, or a split of a pack. Returns the exit code."""
     console = Console(stderr=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from etude.doctor import BASE_PORT
+from shared.contracts.run import Retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class DemoOptions:
     length_penalty: bool = True
     uniform_sampling: bool = False
     credit: Literal["turn", "attempt"] = "turn"
-    retry: Literal["fresh", "append"] = "fresh"
+    retry: Retry = "fresh"
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8

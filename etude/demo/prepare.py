@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import xxhash
@@ -13,7 +12,7 @@ import xxhash
 from etude import exchange
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
-from shared.contracts.run import Credit, Ref, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
+from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
@@ -95,7 +94,7 @@ def surprises(pack: Path, base: Path = BASE) -> Path:
     return out
 
 
-def limits(retry: Literal["fresh", "append"]) -> Sampling:
+def limits(retry: Retry) -> Sampling:
     """A fresh retry costs a few tokens: more of them fit into an attempt, and a repeat is drawn again."""
     if retry == "append":
         return Sampling()

@@ -26,13 +26,16 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str  # xxh3-128, 32 hex digits
 
 
+Retry = Literal["fresh", "append"]
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Plain temperature sampling. top-p, top-k and penalties bias the importance ratios: there is no field for them."""
 
     temperature: float = 1.0  # 0 is greedy, for evaluation only
     # What the policy reads after a test that failed or a call that was broken. fresh: the task alone, with the files as they
     # were given; append: all that was said so far, and the answer (docs/recipe.md, "Fresh retries").
-    retry: Literal["fresh", "append"] = "append"
+    retry: Retry = "append"
     max_completion_tokens: int = 224  # sampled and observed tokens after the prompt, per attempt
     max_turns: int = 6  # generations per attempt, but for those that only test again what has failed
     max_edits: int = 4  # per attempt, but for those that only bring back what has failed before
