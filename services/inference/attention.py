@@ -20,11 +20,12 @@ DENSE_SHARE = 0.4  # above this share of active rows reading all of [0, highest]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, start + n) of a row."""
+    """Tokens [start, start + n) of a row, which see its positions from `first` on."""
 
     row: int
     start: int
     n: int
+    first: int = 0
 
 
 class StepAttention:
@@ -65,10 +66,11 @@ class StepAttention:
         for chunk, mask in self.chunks:
             end = chunk.start + chunk.n
             window = q[offset : offset + chunk.n].permute(1, 2, 0, 3).reshape(G, -1, q.shape[-1])  # [G, R * n, Dk]
-            scores = torch.bmm(window, keys[chunk.row, :, :end].transpose(1, 2))
+            visible = slice(chunk.first, end)
+            scores = torch.bmm(window, keys[chunk.row, :, visible].transpose(1, 2))
             if mask is not None:
-                scores.view(G, -1, chunk.n, end).add_(mask)
-            seen = torch.bmm(scores.softmax(-1), values[chunk.row, :, :end])
+                scores.view(G, -1, chunk.n, end - chunk.first).add_(mask)
+            seen = torch.bmm(scores.softmax(-1), values[chunk.row, :, visible])
             out[offset : offset + chunk.n] = seen.view(G, -1, chunk.n, v.shape[-1]).permute(2, 0, 1, 3)
             offset += chunk.n
         return out.view(len(q), -1, v.shape[-1])
@@ -83,7 +85,8 @@ class StepAttention:
 
 
 def causal_mask(chunk: Chunk) -> Tensor | None:
-    """[n, start + n]: token i sees positions up to start + i. None for a single token, which sees all."""
+    """[n, start + n - first]: token i sees positions up to start + i. None for a single token, which sees all."""
     if chunk.n == 1:
         return None
-    return torch.full((chunk.n, chunk.start + chunk.n), HIDDEN).triu_(chunk.start + 1)
+    before = chunk.start - chunk.first
+    return torch.full((chunk.n, before + chunk.n), HIDDEN).triu_(before + 1)

@@ -23,11 +23,13 @@ FREE, PARKED, ACTIVE = 0, 1, 2
 
 
 class SlotCache:
-    """S rows of T positions; G key-value heads; L MoE layers, K experts per token. All layers, MTP's excluded."""
+    """S rows of T positions; G key-value heads; L MoE layers, K experts per token. With `mtp` the first MTP layer's keys and
+    values lie behind the trunk's; they are there for positions [drafted_from, drafted_to) of a row, and nothing but drafts
+    reads them."""
 
-    def __init__(self, config: ModelConfig, *, rows: int, positions: int) -> None:
-        S, T, layers, G = rows, positions, config.num_hidden_layers, config.num_key_value_heads
-        self.rows, self.positions = S, T
+    def __init__(self, config: ModelConfig, *, rows: int, positions: int, mtp: bool = False) -> None:
+        S, T, layers, G = rows, positions, config.num_hidden_layers + mtp, config.num_key_value_heads
+        self.rows, self.positions, self.mtp = S, T, mtp
         self.keys = torch.zeros(layers, S, G, T, config.head_dim)
         self.values = torch.zeros(layers, S, G, T, config.v_head_dim)
         experts = config.moe.num_experts if config.moe else 1
@@ -36,6 +38,7 @@ class SlotCache:
         self.tokens = np.zeros((S, T + 1), np.int32)  # one more: the last sampled token has no position yet
         self.versions = np.zeros((S, T), np.int32)
         self.length = np.zeros(S, np.int64)
+        self.drafted_from, self.drafted_to = np.zeros(S, np.int64), np.zeros(S, np.int64)
         self.state = np.full(S, FREE, np.int8)
         self.used = np.zeros(S, np.int64)  # tick of the last use, for eviction
         self.key: list[str] = [""] * S
@@ -84,6 +87,8 @@ class SlotCache:
             else:
                 return None
             self.length[row] = n
+        self.drafted_to[row] = min(self.drafted_to[row], n)
+        self.drafted_from[row] = min(self.drafted_from[row], self.drafted_to[row])
         self.state[row], self.key[row] = ACTIVE, key
         self.tokens[row, : len(tokens)] = tokens
         return row, n
@@ -144,6 +149,7 @@ class SlotCache:
             keep = victim if keep == low else keep
             victim = low
         self.length[victim], self.state[victim] = 0, FREE
+        self.drafted_to[victim] = 0
         return victim, keep
 
     def _copy(self, source: int, target: int, n: int) -> None:
@@ -153,6 +159,7 @@ class SlotCache:
         self.versions[target, :n] = self.versions[source, :n]
         self.routing[target, :n] = self.routing[source, :n]
         self.tokens[target, : n + 1] = self.tokens[source, : n + 1]
+        self.drafted_from[target], self.drafted_to[target] = self.drafted_from[source], self.drafted_to[source]
 
     def _move(self, source: int, target: int) -> None:
         self._copy(source, target, int(self.length[source]))
@@ -165,7 +172,8 @@ class SlotCache:
         n = int(max(self.length[a], self.length[b]))
         for tensor in (self.keys, self.values):
             _exchange(tensor[:, a, :, :n], tensor[:, b, :, :n])
-        for array in (self.versions, self.routing, self.tokens, self.length, self.state, self.used):
+        arrays = (self.versions, self.routing, self.tokens, self.length, self.state, self.used)
+        for array in (*arrays, self.drafted_from, self.drafted_to):
             array[[a, b]] = array[[b, a]]
         self.key[a], self.key[b] = self.key[b], self.key[a]
 

@@ -41,6 +41,7 @@ class Embedded:
             positions=s.context or context_of(directory) or model.config.max_position_embeddings,
             prefill_tokens=s.prefill_tokens,
             queue_limit=s.queue_limit,
+            draft_tokens=s.draft_tokens,
         )
         engine.start()
         return LiveWeights(engine)

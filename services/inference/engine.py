@@ -8,8 +8,9 @@ Invariants:
   two steps. A weight swap is such a function: no step ever sees two versions, and every token knows its own.
 - Log-probabilities and routing are those of `shared.model` on the same tokens (tested), whatever the batch around them.
 - Requests that share a prompt wait for the one that is computing it and copy its keys, values and routing.
-
-Speculative decoding would propose tokens between two steps and feed several per decoding session, as chunks.
+- Speculation (`draft_tokens` > 0, a model with an MTP layer) changes no distribution: a step then feeds a session its newest
+  token and its drafts, and keeps what the trunk accepts. `gated`: only where measured to pay. Seeded requests are left out, so
+  that the same seed gives the same tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,9 +31,12 @@ import torch
 from services.inference import metrics
 from services.inference.attention import Chunk, StepAttention
 from services.inference.cache import ACTIVE, SlotCache
+from services.inference.drafting import NOTHING, Computed, Drafter
 from services.inference.fused import FusedStep, supports
 from services.inference.request import Finish, Request, Result
 from services.inference.sampler import sample, uniform
+from services.inference.sessions import Decoding, Record, nothing
+from services.inference.speculation import Draft, Gate, verify
 from shared.model import Transformer
 
 T = TypeVar("T")
@@ -48,50 +51,30 @@ class Overloaded(RuntimeError):
     """More requests wait than the engine takes on, or it takes none any more."""
 
 
-@dataclass(slots=True)
-class Record:
-    """What a running request has sampled so far."""
-
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Decoding:
-    """The sessions that sample in every step, as arrays [D]. Rebuilt when one joins or leaves."""
-
-    requests: list[Request] = field(default_factory=list)
-    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    last: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # position of the last allowed token
-    temperatures: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    @staticmethod
-    def of(requests: list[Request], positions: int) -> Decoding:
-        return Decoding(
-            requests=requests,
-            rows=np.array([r.row for r in requests], np.int64),
-            last=np.array([last_position(r, positions) for r in requests], np.int64),
-            temperatures=np.array([r.temperature for r in requests]),
-        )
-
-
-def last_position(request: Request, positions: int) -> int:
-    """Where the last token that may be sampled stands: the token budget or the end of the context."""
-    return min(request.prompt_tokens + request.max_new_tokens - 1, positions)
-
-
 class Engine:
     """`submit`, `abort`, `call` from any thread. `start` before, `stop` after."""
 
     def __init__(
-        self, model: Transformer, serial: int, *, rows: int, positions: int, prefill_tokens: int, queue_limit: int
+        self,
+        model: Transformer,
+        serial: int,
+        *,
+        rows: int,
+        positions: int,
+        prefill_tokens: int,
+        queue_limit: int,
+        draft_tokens: int = 0,
+        gated: bool = True,
     ) -> None:
         self.model, self.serial = model, serial
-        self.cache = SlotCache(model.config, rows=rows, positions=positions)
+        self.draft_tokens = draft_tokens if model.config.num_mtp_layers else 0
+        self.cache = SlotCache(model.config, rows=rows, positions=positions, mtp=self.draft_tokens > 0)
         self.prefill_tokens, self.queue_limit = prefill_tokens, queue_limit
+        self._gate = Gate() if gated else None
         self._fused = self._compiled(model)
         if self._fused is not None:
             self._fused.warm()
+        self._drafter = Drafter(model, self.cache, self._fused, self.draft_tokens)
         self.paused = False
         self.steps = 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -169,6 +152,7 @@ class Engine:
         def exchange() -> float:
             started = time.perf_counter()
             self.model, self.serial, self._fused = model, serial, fused
+            self._drafter = Drafter(model, self.cache, fused, self.draft_tokens)
             metrics.SWAP_WAIT.observe(started - asked)
             return time.perf_counter() - started
 
@@ -258,36 +242,70 @@ class Engine:
         return bool(soon >= SHARE_AT_LEAST) and int(soon) > self.cache.match(request.tokens_P, request.extra_key)[1]
 
     def _step(self) -> None:
-        """One forward for all that run; then one token for each that is past its prompt."""
-        cache, decoding = self.cache, self._decoding
-        decode = len(decoding.rows)
-        positions_D = cache.length[decoding.rows]
+        """One forward for all that run; then a token for each that is past its prompt, or more where drafts are accepted."""
+        began, cache, decoding = time.perf_counter(), self.cache, self._decoding
+        drafts = [self._records[r].draft for r in decoding.requests] if self.draft_tokens else []
+        feeds_D = self._feeds(decoding, drafts)  # tokens of each session in this step
+        starts_D = cache.length[decoding.rows]
+        at_D = np.cumsum(feeds_D) - feeds_D
+        offset = decode = int(feeds_D.sum())
         chunks, finishing = self._chunks()
-        rows_N = np.concatenate([decoding.rows, *(np.full(c.n, c.row) for c in chunks)])
-        positions_N = np.concatenate([positions_D, *(np.arange(c.start, c.start + c.n) for c in chunks)])
-        tokens = torch.from_numpy(cache.tokens[rows_N, positions_N])
-        if self._fused is not None:
-            hidden, experts = self._fused.forward(tokens, rows_N, positions_N)
-        else:
-            attend = StepAttention(cache, decoding.rows, positions_D, chunks)
-            out = self.model(tokens, attend.positions_N, attend)
-            hidden, experts = out.hidden_ND, out.experts_NLK.numpy()
+        own_N = np.repeat(starts_D - at_D, feeds_D) + np.arange(decode)
+        rows_N = np.concatenate([np.repeat(decoding.rows, feeds_D), *(np.full(c.n, c.row) for c in chunks)])
+        positions_N = np.concatenate([own_N, *(np.arange(c.start, c.start + c.n) for c in chunks)])
+        hidden, experts = self._forward(rows_N, positions_N, decoding, feeds_D, chunks)
         cache.versions[rows_N, positions_N] = self.serial
         cache.routing[rows_N, positions_N] = experts[:, : cache.routing.shape[2]]
         cache.length[decoding.rows] += 1
         wanted = list(range(decode))  # which of the N tokens sample
-        offset = decode
+        computed: list[Computed] = []
         for chunk in chunks:
             cache.length[chunk.row] = chunk.start + chunk.n
+            computed.append(Computed(chunk.row, chunk.start, chunk.n, offset))
             offset += chunk.n
             if chunk.row in finishing:
                 wanted.append(offset - 1)
         self.steps += 1
         metrics.STEPS.inc()
-        if not wanted:
-            return
-        joining = [finishing[c.row] for c in chunks if c.row in finishing]
-        self._sample(hidden if len(wanted) == len(tokens) else hidden[wanted], joining)
+        sampled: list[int] = []
+        if wanted:
+            joining = [finishing[c.row] for c in chunks if c.row in finishing]
+            sampled = self._sample(hidden if len(wanted) == len(rows_N) else hidden[wanted], joining, drafts)
+        if self.draft_tokens:
+            rows, starts, at = decoding.rows.tolist(), starts_D.tolist(), at_D.tolist()
+            computed += [Computed(*each) for each in zip(rows, starts, sampled[: len(rows)], at, strict=True)]
+            proposed = self._propose(hidden, computed)
+            judged = any(drafts)
+            if self._gate is not None and not chunks and proposed == judged:
+                self._gate.observe(len(rows), judged, time.perf_counter() - began, sum(sampled))
+
+    def _feeds(self, decoding: Decoding, drafts: list[Draft | None]) -> np.ndarray:
+        """1 + its drafts per session, int64 [D]. Drafts are written behind the newest token."""
+        feeds_D = np.ones(len(decoding.rows), np.int64)
+        for i, draft in enumerate(drafts):
+            if draft:
+                row, k = decoding.rows[i], len(draft.tokens)
+                start = self.cache.length[row] + 1
+                self.cache.tokens[row, start : start + k] = draft.tokens
+                feeds_D[i] += k
+        return feeds_D
+
+    def _forward(
+        self, rows_N: np.ndarray, positions_N: np.ndarray, decoding: Decoding, feeds_D: np.ndarray, chunks: list[Chunk]
+    ) -> tuple[torch.Tensor, np.ndarray]:
+        """Hidden states after the final norm [N, D], valid until the next one, and experts [N, L, K]."""
+        cache = self.cache
+        tokens = torch.from_numpy(cache.tokens[rows_N, positions_N])
+        if self._fused is not None:
+            return self._fused.forward(tokens, rows_N, positions_N)
+        single, starts_D = decoding.rows, cache.length[decoding.rows]
+        if (feeds_D > 1).any():
+            drafted = zip(decoding.rows.tolist(), starts_D.tolist(), feeds_D.tolist(), strict=True)
+            chunks = [Chunk(*each) for each in drafted] + chunks
+            single = starts_D = NOTHING
+        attend = StepAttention(cache, single, starts_D, chunks)
+        out = self.model(tokens, attend.positions_N, attend)
+        return out.hidden_ND, out.experts_NLK.numpy()
 
     def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
         """Prompt pieces of this step, oldest request first, and the requests (by row) whose prompt ends with theirs."""
@@ -307,38 +325,82 @@ class Engine:
             self._prefilling = [r for r in self._prefilling if r.row not in finishing]
         return chunks, finishing
 
-    def _sample(self, hidden_BD: torch.Tensor, joining: list[Request]) -> None:
-        """Draws a token for every decoding and joining session; those that end leave."""
+    def _sample(self, hidden_ND: torch.Tensor, joining: list[Request], drafts: list[Draft | None]) -> list[int]:
+        """Draws for every decoding and joining session, whose hidden states come in this order (a session's newest token, its
+        drafts); those that end leave. Returns how many tokens each got."""
         cache = self.cache
         if joining:
             self._decoding = Decoding.of(self._decoding.requests + joining, cache.positions)
-        now = self._decoding
-        positions = cache.length[now.rows]  # where the new tokens stand
+        now, serial = self._decoding, self.serial
+        positions = cache.length[now.rows]  # where the new tokens begin
         uniforms = self._random.random(len(now.rows))
         for i, request in enumerate(now.requests):
             if request.seed is not None:
                 uniforms[i] = uniform(request.seed, int(positions[i]))
-        tokens, logprobs = sample(self.model.logits(hidden_BD), now.temperatures, uniforms)
-        cache.tokens[now.rows, positions] = tokens
-        metrics.GENERATED_TOKENS.inc(len(tokens))
-        at_end = positions >= now.last
+        logits = self.model.logits(hidden_ND)
+        if any(drafts):
+            drafts = drafts + [None] * len(joining)
+            verdict = verify(logits, drafts, now.temperatures, self._random, uniforms)
+            tokens, logprobs = verdict.tokens, verdict.logprobs
+            self._count(now.requests, drafts, tokens)
+        else:
+            ids, chosen = sample(logits, now.temperatures, uniforms)
+            tokens, logprobs = [[t] for t in ids.tolist()], [[p] for p in chosen.tolist()]
         left: list[Request] = []
-        for request, token, logprob, end in zip(
-            now.requests, tokens.tolist(), logprobs.tolist(), at_end.tolist(), strict=True
+        given: list[int] = []
+        for request, position, last, new, chances in zip(
+            now.requests, positions.tolist(), now.last.tolist(), tokens, logprobs, strict=True
         ):
-            record = self._records[request]
-            record.logprobs.append(logprob)
-            record.versions.append(self.serial)
-            if request.progress is not None:
-                request.progress(token, logprob)
-            if token in request.stop_tokens:
-                self._finish(request, Finish("stop", matched=token))
-            elif end:
-                self._finish(request, Finish("length"))
+            record, row, finish = self._records[request], request.row, None
+            for i, (token, chance) in enumerate(zip(new, chances, strict=True)):
+                cache.tokens[row, position + i] = token
+                record.logprobs.append(chance)
+                record.versions.append(serial)
+                if request.progress is not None:
+                    request.progress(token, chance)
+                if token in request.stop_tokens:
+                    finish = Finish("stop", matched=token)
+                elif position + i >= last:
+                    finish = Finish("length")
+                if finish:
+                    break
+            given.append(i + 1)
+            cache.length[row] += i  # accepted drafts: their keys and values are there
+            if finish:
+                self._finish(request, finish)
             else:
                 left.append(request)
+        metrics.GENERATED_TOKENS.inc(sum(given))
         if len(left) < len(now.requests):
             self._decoding = Decoding.of(left, cache.positions)
+        return given
+
+    def _count(self, requests: list[Request], drafts: list[Draft | None], tokens: list[list[int]]) -> None:
+        for request, draft, new in zip(requests, drafts, tokens, strict=True):
+            if draft:
+                record = self._records[request]
+                record.judged += 1
+                record.accepted += len(new) - 1
+                for place in range(len(draft.tokens)):
+                    metrics.DRAFTED.labels(place + 1).inc()
+                    metrics.ACCEPTED.labels(place + 1).inc(place < len(new) - 1)
+
+    def _propose(self, hidden_ND: torch.Tensor, computed: list[Computed]) -> bool:
+        """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
+        decoding = self._decoding
+        for request in decoding.requests:
+            self._records[request].draft = None
+        sessions = len(decoding.requests) + len(self._prefilling)
+        if not sessions or not (self._gate is None or self._gate.wants(sessions)):
+            return False
+        room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
+        for_whom = [i for i, r in enumerate(decoding.requests) if room_D[i] > 0 and r.seed is None]
+        at = {c.row: i for i, c in enumerate(computed)}
+        wanted = [at[decoding.requests[i].row] for i in for_whom]
+        drafts = self._drafter.propose(hidden_ND, computed, wanted, decoding.temperatures[for_whom], self._random)
+        for i, draft in zip(for_whom, drafts, strict=True):
+            self._records[decoding.requests[i]].draft = draft.first(int(room_D[i]))
+        return bool(drafts)
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Reports and parks the row. The request is no longer in any list of the engine."""
@@ -358,6 +420,8 @@ class Engine:
             finish=finish,
             oldest_kv_version=int(cache.versions[row, :seen].min()) if seen else self.serial,
             weight_version=self.serial,
+            judged=record.judged,
+            accepted=record.accepted,
         )
         cache.park(row)
         metrics.FINISHED.labels(finish.type).inc()
@@ -366,7 +430,7 @@ class Engine:
     def _abort(self, request: Request, message: str) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
-            request.done(_nothing(request, self.serial, message))
+            request.done(nothing(request, self.serial, message))
         elif request in self._records:
             self._prefilling = [r for r in self._prefilling if r is not request]
             if request in self._decoding.requests:
@@ -387,18 +451,3 @@ class Engine:
             "active_rows": int((self.cache.state == ACTIVE).sum()),
             "token_usage": used / positions,
         }
-
-
-def _nothing(request: Request, serial: int, message: str) -> Result:
-    """The result of a request that never got a row."""
-    return Result(
-        tokens_C=np.zeros(0, np.int32),
-        logprobs_C=np.zeros(0, np.float32),
-        versions_C=np.zeros(0, np.int32),
-        routing=None,
-        prompt_tokens=request.prompt_tokens,
-        cached_tokens=0,
-        finish=Finish("abort", message=message),
-        oldest_kv_version=serial,
-        weight_version=serial,
-    )

@@ -27,6 +27,7 @@ from services.inference.cache import SlotCache
 from shared.model import Transformer
 from shared.model.attention import GroupedQueryAttention
 from shared.model.moe import MixtureOfExperts, Mlp
+from shared.model.mtp import MtpLayer
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +48,7 @@ class FusedStep:
     def __init__(self, model: Transformer, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
         self.layers = [_Layer(layer, cache, index) for index, layer in enumerate(model.layers)]
+        self.mtp = _Mtp(model.mtp_layers[0], cache, len(self.layers)) if cache.mtp else None
         self.final = _array(model.norm.weight)
         self.eps = model.norm.eps
         self.scores, self.bits = np.empty(cache.positions, np.float32), np.empty(cache.positions, np.int32)
@@ -62,30 +64,51 @@ class FusedStep:
 
     def forward(self, tokens_N: Tensor, rows_N: Array, positions_N: Array) -> tuple[Tensor, Array]:
         """Hidden states after the final norm [N, D] (valid until the next call), and the experts [N, L, K] that were used."""
-        N = len(tokens_N)
+        b, N = self._room(len(tokens_N)), len(tokens_N)
+        torch.index_select(self.model.embed_tokens.weight, 0, tokens_N, out=b.x_t[:N])
+        from_start, at = b.zeros[:N], 0
+        for layer in self.layers:
+            self._compute(layer, rows_N, positions_N, from_start, at)
+            at += layer.experts > 0
+        _norm(b.x[:N], self.final, self.eps, b.normed[:N])
+        return b.normed_t[:N], b.experts[:N]
+
+    def draft(self, hidden_ND: Tensor, tokens_N: Tensor, rows_N: Array, positions_N: Array, first_N: Array) -> Tensor:
+        """The MTP layer over the trunk's hidden states (no view of this step's buffers) and the tokens after them; every token
+        attends to positions `first`..its own. Returns the states [N, D] that its head reads, valid until the next call."""
+        assert self.mtp is not None
+        b, N, mtp = self._room(len(tokens_N)), len(tokens_N), self.mtp
+        torch.index_select(self.model.embed_tokens.weight, 0, tokens_N, out=b.out_t[:N])
+        _norm(b.out[:N], mtp.enorm, self.eps, b.normed[:N])
+        torch.mm(b.normed_t[:N], mtp.from_token, out=b.x_t[:N])
+        _norm(hidden_ND.numpy(), mtp.hnorm, self.eps, b.normed[:N])
+        b.x_t[:N].addmm_(b.normed_t[:N], mtp.from_hidden)
+        self._compute(mtp.layer, rows_N, positions_N, first_N, b.experts.shape[1] - 1)
+        _norm(b.x[:N], mtp.norm, self.eps, b.normed[:N])
+        return b.normed_t[:N]
+
+    def _room(self, N: int) -> _Buffers:
         if len(self.buffers.x) < N:
             self.buffers = _Buffers(self.model, max(N, 2 * len(self.buffers.x)))
-        b = self.buffers
-        torch.index_select(self.model.embed_tokens.weight, 0, tokens_N, out=b.x_t[:N])
+        return self.buffers
+
+    def _compute(self, layer: _Layer, rows_N: Array, positions_N: Array, first_N: Array, at: int) -> None:
+        """One decoder layer on the buffers; its routing is the `at`-th."""
+        b, N = self.buffers, len(rows_N)
         x, normed = b.x[:N], b.normed[:N]
-        at = 0
-        for layer in self.layers:
-            _norm(x, layer.norm_in, self.eps, normed)
-            torch.mm(b.normed_t[:N], layer.qkv, out=b.qkv_t[:N])
-            _attend(
-                b.qkv[:N], layer.q_norm, layer.k_norm, self.eps, self.cos, self.sin, rows_N, positions_N,
-                layer.keys, layer.values, self.scores, self.bits, self.bits.view(np.float32), b.seen[:N],
-            )  # fmt: skip
-            torch.mm(b.seen_t[:N], layer.o, out=b.out_t[:N])
-            _add_norm(x, b.out[:N], layer.norm_post, self.eps, normed)
-            if layer.experts:
-                self._experts(layer, N, at)
-                at += 1
-            else:
-                gate, up = torch.mm(b.normed_t[:N], layer.gate_up[0]).chunk(2, -1)
-                b.x_t[:N].addmm_(F.silu(gate).mul_(up), layer.down[0])
-        _norm(x, self.final, self.eps, normed)
-        return b.normed_t[:N], b.experts[:N]
+        _norm(x, layer.norm_in, self.eps, normed)
+        torch.mm(b.normed_t[:N], layer.qkv, out=b.qkv_t[:N])
+        _attend(
+            b.qkv[:N], layer.q_norm, layer.k_norm, self.eps, self.cos, self.sin, rows_N, positions_N, first_N,
+            layer.keys, layer.values, self.scores, self.bits, self.bits.view(np.float32), b.seen[:N],
+        )  # fmt: skip
+        torch.mm(b.seen_t[:N], layer.o, out=b.out_t[:N])
+        _add_norm(x, b.out[:N], layer.norm_post, self.eps, normed)
+        if layer.experts:
+            self._experts(layer, N, at)
+        else:
+            gate, up = torch.mm(b.normed_t[:N], layer.gate_up[0]).chunk(2, -1)
+            b.x_t[:N].addmm_(F.silu(gate).mul_(up), layer.down[0])
 
     def _experts(self, layer: _Layer, N: int, at: int) -> None:
         b, K = self.buffers, layer.top_k
@@ -134,6 +157,16 @@ class _Layer:
             self.down = [mlp.down_proj.weight.detach().t()]
 
 
+class _Mtp:
+    """Views of an MTP layer's parameters; `layer` is its decoder layer."""
+
+    def __init__(self, mtp: MtpLayer, cache: SlotCache, index: int) -> None:
+        self.enorm, self.hnorm, self.norm = (_array(n.weight) for n in (mtp.enorm, mtp.hnorm, mtp.norm))
+        joined = mtp.eh_proj.weight.detach()  # [D, 2 D]: of the token's embedding, then of the hidden state
+        self.from_token, self.from_hidden = (w.t() for w in joined.chunk(2, -1))
+        self.layer = _Layer(mtp.layer, cache, index)
+
+
 class _Buffers:
     """Room for N tokens; `name` is the array and `name_t` the tensor over the same memory."""
 
@@ -158,7 +191,8 @@ class _Buffers:
         self.weights = np.empty((N, K), np.float32)
         self.slot = np.empty((N, K), np.int64)  # where each of a token's copies stands in `sorted`
         self.ends = np.zeros(E, np.int64)
-        self.experts = np.zeros((N, max(1, c.num_moe_layers), c.num_experts_per_tok), np.int64)
+        self.experts = np.zeros((N, c.num_moe_layers + 1, c.num_experts_per_tok), np.int64)  # the last: the MTP layer's
+        self.zeros = np.zeros(N, np.int64)
 
 
 def _array(parameter: Tensor) -> Array:
@@ -194,8 +228,8 @@ def _add_norm(x, update, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, keys, values, scores, bits, powers, out):  # type: ignore[no-untyped-def]
-    """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions 0..p.
+def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, scores, bits, powers, out):  # type: ignore[no-untyped-def]
+    """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions first..p.
 
     `scores`, `bits` (int32) and `powers` (float32 over the same memory as `bits`) are room for one head's positions."""
     N = len(rows)
@@ -209,9 +243,9 @@ def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, keys, values, s
             keys[rows[n], g, p, :] = qkv[n, (H + g) * D : (H + g + 1) * D]
             values[rows[n], g, p, :] = qkv[n, (H + G + g) * D : (H + G + g + 1) * D]
     for n in range(N):
-        seen = positions[n] + 1
+        seen = positions[n] + 1 - first[n]
         for h in range(H):
-            k, v = keys[rows[n], h * G // H], values[rows[n], h * G // H]
+            k, v = keys[rows[n], h * G // H, first[n] :], values[rows[n], h * G // H, first[n] :]
             total = _softmax(scores, bits, powers, _score(qkv[n, h * D : (h + 1) * D], k, scores, seen), seen)
             _mix(scores, v, seen, np.float32(1) / total, out[n, h * D : (h + 1) * D])
 

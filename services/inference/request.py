@@ -22,7 +22,8 @@ class Result:
     """C sampled tokens after P prompt tokens; L MoE layers, K experts per token.
 
     logprobs_C: float32, under the sampling temperature. versions_C: serial that sampled each. routing: [P + C - 1 - start,
-    L, K], a row per token but the last. oldest_kv_version: lowest serial whose keys and values were read.
+    L, K], a row per token but the last. oldest_kv_version: lowest serial whose keys and values were read. judged, accepted:
+    passes that judged drafts, and drafts that became tokens.
     """
 
     tokens_C: np.ndarray
@@ -34,6 +35,8 @@ class Result:
     finish: Finish
     oldest_kv_version: int
     weight_version: int
+    judged: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -13,22 +13,34 @@ def uniform(seed: int, position: int) -> float:
     return (xxhash.xxh3_64_intdigest(b"%d|%d" % (seed, position)) >> 40) / (1 << 24)
 
 
+def scaled(logits_NV: Tensor, temperatures_N: np.ndarray) -> Tensor:
+    """Log-probabilities under the sampling temperature; for temperature 0, under 1."""
+    scale_N = np.where(temperatures_N == 0, 1.0, temperatures_N).astype(np.float32)
+    if not (scale_N == 1).all():
+        logits_NV = logits_NV / torch.from_numpy(scale_N)[:, None]
+    return logits_NV.log_softmax(-1)
+
+
+def draw(weights_BV: Tensor, uniforms_B: np.ndarray) -> Tensor:
+    """Ids int64 [B], in proportion to rows of weights that need not sum to 1; one without weight is never drawn."""
+    cumulative_BV = weights_BV.cumsum(-1)
+    # Below 1 in float32 too, so that a threshold is below the total and some id's weight reaches over it.
+    below_one = np.minimum(uniforms_B.astype(np.float32), np.float32(1 - 2**-24))
+    thresholds_B1 = torch.from_numpy(below_one)[:, None] * cumulative_BV[:, -1:]
+    return torch.searchsorted(cumulative_BV, thresholds_B1, right=True)[:, 0]
+
+
 def sample(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns token ids int64 [B] and their log-probabilities float32 [B] under the sampling temperature.
 
     Temperature 0 takes the largest logit and reports its log-probability at temperature 1.
     """
     greedy = temperatures_B == 0
-    scale_B1 = torch.from_numpy(np.where(greedy, 1.0, temperatures_B).astype(np.float32))[:, None]
-    plain = bool((scale_B1 == 1).all())
-    logprobs_BV = (logits_BV if plain else logits_BV / scale_B1).log_softmax(-1)
+    logprobs_BV = scaled(logits_BV, temperatures_B)
     if greedy.all():
         tokens_B = logits_BV.argmax(-1)
     else:
-        cumulative_BV = logprobs_BV.exp().cumsum(-1)
-        # The total is 1 up to rounding; scaling by it keeps every threshold inside.
-        thresholds_B1 = torch.from_numpy(uniforms_B.astype(np.float32))[:, None] * cumulative_BV[:, -1:]
-        tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
+        tokens_B = draw(logprobs_BV.exp(), uniforms_B)
         if greedy.any():
             tokens_B = torch.where(torch.from_numpy(greedy), logits_BV.argmax(-1), tokens_B)
     chosen_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]

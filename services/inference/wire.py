@@ -149,6 +149,9 @@ def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> 
         "weight_versions": version_spans(result.versions_C),
         "oldest_kv_version": result.oldest_kv_version,
     }
+    if result.judged:
+        meta["spec_verify_ct"] = result.judged
+        meta["spec_accept_length"] = 1 + result.accepted / result.judged
     if logprobs:
         meta["output_token_logprobs"] = [(p, t, None) for p, t in zip(result.logprobs_C.tolist(), tokens, strict=True)]
     if result.routing is not None:

@@ -111,9 +111,9 @@ def check(model: Transformer, asked: Asked, result: Result, upto: int | None = N
     whole = np.concatenate([asked.tokens, result.tokens_C])
     P, C = len(asked.tokens), len(result.tokens_C)
     out = model(torch.from_numpy(whole).long(), torch.arange(len(whole)), causal_rows(1, len(whole)))
-    logits = model.logits(out.hidden_ND)[P - 1 : P + C - 1]
+    logits = model.logits(out.hidden_ND)
     assert len(whole) < 8 or float(logits.std()) >= 1
-    logprobs = (logits / (asked.temperature or 1.0)).log_softmax(-1).numpy()
+    logprobs = (logits[P - 1 : P + C - 1] / (asked.temperature or 1.0)).log_softmax(-1).numpy()
     expected = logprobs[np.arange(C), result.tokens_C]
     np.testing.assert_allclose(result.logprobs_C[:upto], expected[:upto], rtol=0, atol=1e-5)
     if upto is None and result.routing is not None:

@@ -1,0 +1,179 @@
+"""How fast the embedded engine decodes, beside what others use on a CPU: transformers' generate and llama.cpp.
+
+Two models, float32, one thread each: the shipped base policy (a mixture of experts, 1.4M parameters per token) and a dense one
+of 30M parameters with random weights. Batches of 1, 8, 32 and 64: the same prompts, the same lengths, temperature 1, no
+stop token; only sampled tokens count, and the time is that of the whole batch, prompts included. The decoders take turns in every
+repeat, each in a process of its own. transformers is measured with its dynamic and its static cache, and the better one
+counts.
+
+The matmul limit is what one thread of this machine reaches in a large float32 product: `decode.*.limit` is the share of
+it that the model's own products (2 x parameters per token) are.
+
+python -m benchmarks.decode [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.decoders import Batch, Took
+from benchmarks.decoders.process import Decoder, Missing, decoder, environment
+from benchmarks.delta import BASE
+from benchmarks.records import Bench, record
+from shared.model import ModelConfig, Transformer, save_checkpoint
+
+BATCHES = (1, 8, 32, 64)
+PROMPT, NEW = 32, 96
+OURS, PEER = "ours", "llama_cpp"
+HF = ("hf_dynamic", "hf_static")
+
+Rates = dict[tuple[str, int], list[float]]  # tokens/s by decoder and batch
+
+
+def thirty_million(directory: Path) -> None:
+    """Dense, Qwen3's shape."""
+    torch.manual_seed(1)
+    config = ModelConfig.from_dict(
+        {
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "vocab_size": 8192,
+            "hidden_size": 512,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "max_position_embeddings": 512,
+            "initializer_range": 0.02,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "dtype": "bfloat16",
+        }
+    )
+    save_checkpoint(Transformer(config), directory)
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Of the matrix products: 2 per parameter that a token meets. Attention's own are not counted."""
+    D, Dk = config.hidden_size, config.head_dim
+    heads = config.num_attention_heads + config.num_key_value_heads
+    attention = D * Dk * heads + D * config.v_head_dim * heads
+    dense = 3 * D * config.intermediate_size
+    total = config.vocab_size * D + config.num_hidden_layers * attention
+    for layer in range(config.num_hidden_layers):
+        if config.moe and layer in config.moe_layers:
+            total += 3 * D * config.moe.intermediate_size * config.num_experts_per_tok + D * config.moe.num_experts
+        else:
+            total += dense
+    return 2.0 * total
+
+
+def matmul_limit() -> float:
+    """float32 operations a second of one thread in a large product, the best of several."""
+    torch.set_num_threads(1)
+    a, b, best = torch.randn(1024, 1024), torch.randn(1024, 1024), 0.0
+    for _ in range(12):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - began))
+    return best
+
+
+def prompts(vocabulary: int, batch: int) -> list[list[int]]:
+    rng = np.random.default_rng(batch)
+    return rng.integers(8, vocabulary, (batch, PROMPT)).tolist()
+
+
+def start(stack: ExitStack, checkpoint: Path) -> dict[str, Decoder]:
+    """Every decoder that runs here; why one does not goes to standard error."""
+    running = {OURS: stack.enter_context(decoder("embedded", str(checkpoint)))}
+    running["hf_dynamic"] = stack.enter_context(decoder("huggingface", str(checkpoint)))
+    for name, module, own, more in (
+        ("hf_static", "huggingface", False, ["static"]),
+        (PEER, "llama_cpp", True, []),
+    ):
+        try:
+            python = environment(module) if own else None
+            running[name] = stack.enter_context(decoder(module, str(checkpoint), *more, python=python))
+        except Missing as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return running
+
+
+def measure(bench: Bench, running: dict[str, Decoder], vocabulary: int) -> tuple[Rates, dict[tuple[str, int], Took]]:
+    rates: Rates = defaultdict(list)
+    last: dict[tuple[str, int], Took] = {}
+    for batch in bench.pick(BATCHES, (1, 32)):
+        task = Batch(prompts(vocabulary, batch), bench.pick(NEW, 32))
+        for name in list(running):
+            try:
+                running[name].decode(task)  # warm
+            except Missing as error:
+                print(f"left out: {error}", file=sys.stderr)
+                del running[name]
+        for _ in range(bench.pick(5, 2)):
+            for name, one in running.items():
+                last[name, batch] = took = one.decode(task)
+                rates[name, batch].append(took.tokens / took.seconds)
+    return rates, last
+
+
+def ratios(above: list[float], below: list[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def compare(bench: Bench, model: str, prefix: str, checkpoint: Path, limit: float) -> None:
+    config = ModelConfig.load(checkpoint)
+    with ExitStack() as stack:
+        running = start(stack, checkpoint)
+        names = {key: one.name for key, one in running.items()}
+        rates, last = measure(bench, running, config.vocab_size)
+    for (name, batch), values in rates.items():
+        took = last[name, batch]
+        told = f"{took.memory_mib:.0f} MiB" + (f", first token {took.first_s * 1e3:.0f} ms" if took.first_s else "")
+        what = f"{names[name]}; {model}, batch {batch}"
+        bench.add(record(f"{prefix}.{name}.b{batch}", what, values, "tokens/s", told))
+    for batch in sorted({batch for _, batch in rates}):
+        ours = rates[OURS, batch]
+        share = [x * flops_per_token(config) / limit for x in ours]
+        bench.add(
+            record(f"{prefix}.limit.b{batch}", f"ours / matmul limit, {model}, batch {batch}", share, "x",
+                   f"{limit / 1e9:.0f} GFLOP/s, one thread")
+        )  # fmt: skip
+        best = max((rates[name, batch] for name in HF if (name, batch) in rates), key=statistics.median)
+        wanted = {("decode", 32): "; wanted: at least 8", ("decode", 1): "; wanted: at least 2"}.get(
+            (prefix, batch), ""
+        )
+        what, told = f"ours / transformers, {model}, batch {batch}", f"{statistics.median(best):.0f} tokens/s{wanted}"
+        bench.add(record(f"{prefix}.vs_hf.b{batch}", what, ratios(ours, best), "x", told))
+        if (PEER, batch) in rates:
+            peer = rates[PEER, batch]
+            what, told = f"ours / llama.cpp, {model}, batch {batch}", f"{statistics.median(peer):.0f} tokens/s"
+            bench.add(record(f"{prefix}.vs_cpu_peer.b{batch}", what, ratios(ours, peer), "x", told))
+
+
+def main() -> None:
+    bench = Bench.start(__doc__)
+    limit = matmul_limit()
+    compare(bench, "base policy", "decode", BASE, limit)
+    with tempfile.TemporaryDirectory() as folder:
+        thirty_million(Path(folder))
+        compare(bench, "30M dense", "decode.30m", Path(folder), limit)
+    bench.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Speculation leaves the output's distribution exactly the trunk's, whatever the drafts are, and is used only where it pays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.inference.speculation import Draft, Gate, verify
+from shared.model import causal_rows
+from tests.unit.inference.test_engine_equals_model import DEEPSEEK, QWEN3, QWEN3_MOE, Asked, build, check, engine_of
+
+__all__ = ["engine_of"]
+MTP = {"num_nextn_predict_layers": 1}
+KINDS = pytest.mark.parametrize("config", [QWEN3_MOE | MTP, QWEN3 | MTP, DEEPSEEK | MTP], ids=["moe", "dense", "mla"])
+
+
+def fits(counts: np.ndarray, expected: np.ndarray) -> float:
+    """p-value of a chi-square test; cells that expect fewer than 5 are taken together."""
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    wanted = wanted * observed.sum() / wanted.sum()
+    freedom, distance = (len(wanted) - 1) / 2, ((observed - wanted) ** 2 / wanted).sum() / 2
+    return float(torch.special.gammaincc(torch.tensor(freedom).double(), torch.tensor(distance).double()))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 3), temperature=st.sampled_from([0.5, 1.0, 2.0]))
+def test_judged_drafts_are_distributed_as_the_trunk_says(seed, k, temperature):
+    """Two tokens of a made-up process whose next distribution depends on the last token alone."""
+    V, D = 5, 20_000
+    random = np.random.default_rng(seed)
+    trunk_VV = torch.from_numpy(random.normal(0, 2, (V, V)).astype(np.float32))  # logits after each token
+    mtp_VV = torch.from_numpy(random.normal(0, 2, (V, V)).astype(np.float32))
+    q_VV = (mtp_VV / temperature).softmax(-1)
+    q_VV[q_VV < 0.05] = 0  # what is never proposed must come from the rest
+    q_VV /= q_VV.sum(-1, keepdim=True)
+    drafts = []
+    for _ in range(D):
+        tokens, last = [], 0
+        for _ in range(k):
+            last = int(random.choice(V, p=q_VV[last].double().numpy() / float(q_VV[last].double().sum())))
+            tokens.append(last)
+        drafts.append(Draft(tokens, q_VV[[0, *tokens[:-1]]]))
+    logits = torch.cat([trunk_VV[[0, *d.tokens]] for d in drafts])
+    verdict = verify(logits, drafts, np.full(D, temperature), random, random.random(D))
+    p_VV = (trunk_VV / temperature).softmax(-1).double().numpy()
+    first = np.bincount([t[0] for t in verdict.tokens], minlength=V)
+    assert fits(first, D * p_VV[0]) > 1e-6
+    second = np.zeros((V, V))
+    for tokens in verdict.tokens:
+        if len(tokens) > 1:
+            second[tokens[0], tokens[1]] += 1
+    for token in range(V):
+        if second[token].sum() > 50:
+            assert fits(second[token], second[token].sum() * p_VV[token]) > 1e-6
+    for tokens, logprobs in zip(verdict.tokens[:100], verdict.logprobs[:100], strict=True):
+        expected = [np.log(p_VV[a, b]) for a, b in itertools.pairwise([0, *tokens])]
+        np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_short_continuations_of_the_engine_are_distributed_as_the_models(temperature, engine_of):
+    V, C, N = 5, 4, 50_000
+    model = build(QWEN3_MOE | MTP | {"vocab_size": V, "num_hidden_layers": 2})
+    engine = engine_of(model, rows=64, positions=16, draft_tokens=2, gated=False)
+    prompt = np.array([0, 1, 2])
+    asked = [Asked(engine, prompt, C, temperature=temperature, routing_start=-1) for _ in range(1000)]
+    counts = np.zeros(V**C)
+    accepted = 0
+    for _ in range(N // 1000):
+        results = [a.result() for a in asked]
+        asked = [Asked(engine, prompt, C, temperature=temperature, routing_start=-1) for _ in range(1000)]
+        for result in results:
+            counts[int(np.dot(result.tokens_C, V ** np.arange(C)[::-1]))] += 1
+            accepted += result.accepted
+    assert accepted > N / 10
+    expected = np.zeros(V**C)
+    for number, tokens in enumerate(itertools.product(range(V), repeat=C)):
+        whole = torch.tensor([*prompt, *tokens])
+        out = model(whole, torch.arange(len(whole)), causal_rows(1, len(whole)))
+        logprobs = (model.logits(out.hidden_ND) / temperature).log_softmax(-1)
+        expected[number] = sum(float(logprobs[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens))
+    assert fits(counts, N * np.exp(expected)) > 1e-5
+
+
+@KINDS
+@pytest.mark.parametrize("k", [1, 3])
+def test_greedy_text_is_the_same_with_drafts(config, k, engine_of):
+    model = build(config)
+    plain, drafting = engine_of(model), engine_of(model, draft_tokens=k, gated=False)
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, 64, int(rng.integers(1, 40))) for _ in range(10)]
+    wanted = [Asked(plain, p, 25, temperature=0.0) for p in prompts]
+    found = [Asked(drafting, p, 25, temperature=0.0) for p in prompts]
+    for one, other in zip(wanted, found, strict=True):
+        assert one.result().tokens_C.tolist() == other.result().tokens_C.tolist()
+    assert sum(f.result().judged for f in found) > 0
+
+
+@KINDS
+@pytest.mark.parametrize("gated", [False, True])
+def test_log_probabilities_and_routing_are_the_trunks_under_any_mix(config, gated, engine_of):
+    model = build(config)
+    engine = engine_of(model, draft_tokens=2, gated=gated)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        prompts = [rng.integers(0, 64, int(rng.integers(1, 45))) for _ in range(5)]
+        prompts += [np.concatenate([prompts[0], rng.integers(0, 64, n)]) for n in (0, 0, 1, 9)]  # a group
+        turns = [
+            Asked(engine, p, int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 0.7, 1.0, 1.5])))
+            for p in prompts
+        ]
+        following = []
+        for turn in turns:
+            result = turn.result()
+            check(model, turn, result)
+            assert len(result.tokens_C) == turn.request.max_new_tokens
+            more = np.concatenate([turn.tokens, result.tokens_C, rng.integers(0, 64, int(rng.integers(0, 8)))])
+            following.append(Asked(engine, more, 5))
+        for turn in following:
+            check(model, turn, turn.result())
+
+
+@KINDS
+def test_what_is_proposed_is_what_the_models_mtp_layer_says(config, engine_of):
+    model = build(config)
+    engine = engine_of(model, draft_tokens=2, gated=False, prefill_tokens=16)
+    seen = []
+    propose = engine._drafter.propose
+
+    def watched(hidden, computed, wanted, *rest):
+        drafts = propose(hidden, computed, wanted, *rest)
+        seen.extend((computed[i].start + computed[i].n, draft) for i, draft in zip(wanted, drafts, strict=True))
+        return drafts
+
+    engine._drafter.propose = watched
+    asked = Asked(engine, np.random.default_rng(5).integers(0, 64, 37), 30)  # in three chunks
+    result = asked.result()
+    whole = torch.from_numpy(np.concatenate([asked.tokens, result.tokens_C])).long()
+    for newest, draft in seen[:5] + seen[-5:]:  # x[newest] was the last token when it was proposed
+        tokens = torch.cat([whole[: newest + 1], torch.tensor(draft.tokens)])
+        n = newest  # positions that the trunk had computed
+        out = model(tokens[:n], torch.arange(n), causal_rows(1, n))
+        state = model.mtp(out.residual_ND, tokens[1 : n + 1], torch.arange(n), causal_rows(1, n))
+        expected = model.mtp_logits(state[-1:]).softmax(-1)[0]
+        np.testing.assert_allclose(draft.probabilities_KV[0].numpy(), expected.numpy(), atol=1e-5)
+    assert len(seen) > 10
+
+
+def test_accepted_drafts_never_reach_beyond_a_stop_token_or_the_end(engine_of):
+    model = build(QWEN3_MOE | MTP)
+    engine = engine_of(model, draft_tokens=3, gated=False)
+    asked = [Asked(engine, np.arange(10), 80, stop_tokens=frozenset(range(0, 64, 5))) for _ in range(60)]
+    for one in asked:
+        result = one.result()
+        check(model, one, result)
+        if result.finish.type == "stop":
+            assert result.finish.matched == result.tokens_C[-1]
+        assert all(t % 5 for t in result.tokens_C[:-1])
+    end = Asked(engine, np.arange(60), 1000)
+    assert len(end.result().tokens_C) == 96 - 60 + 1
+    check(model, end, end.result())
+
+
+def test_a_swap_in_mid_generation_with_drafts_in_hand(engine_of):
+    old, new = build(QWEN3_MOE | MTP, seed=0), build(QWEN3_MOE | MTP, seed=1)
+    engine = engine_of(old, draft_tokens=2, gated=False)
+    count = 0
+
+    def progress(_token: int, _logprob: float) -> None:
+        nonlocal count
+        count += 1
+        if count == 10:
+            engine.swap(new, 7)
+
+    asked = Asked(engine, np.arange(20), 30, progress=progress)
+    result = asked.result()
+    cut = int((result.versions_C == 0).sum())
+    assert result.versions_C.tolist() == [0] * cut + [7] * (30 - cut)
+    assert 10 <= cut <= 12  # the step that was under way
+    check(old, asked, result, upto=cut)
+
+
+def test_a_seed_gives_the_same_tokens_with_and_without_drafts(engine_of):
+    model = build(QWEN3_MOE | MTP)
+    plain, drafting = engine_of(model), engine_of(model, draft_tokens=2, gated=False)
+    beside = [Asked(drafting, np.arange(3, 30), 20) for _ in range(3)]
+    one, other = Asked(plain, np.arange(10), 20, seed=5), Asked(drafting, np.arange(10), 20, seed=5)
+    assert one.result().tokens_C.tolist() == other.result().tokens_C.tolist()
+    [b.result() for b in beside]
+
+
+def test_a_model_without_an_mtp_layer_just_decodes(engine_of):
+    model = build(QWEN3_MOE)
+    engine = engine_of(model, draft_tokens=2, gated=False)
+    asked = Asked(engine, np.arange(10), 10)
+    check(model, asked, asked.result())
+    assert asked.result().judged == 0
+
+
+def spend(
+    gate: Gate, steps: int, plain_s: float, drafted_s: float, accepted: float, sessions: int = 1
+) -> tuple[float, float]:
+    """(tokens, seconds) of so many steps as the gate wants them."""
+    tokens = seconds = 0.0
+    for step in range(1, steps + 1):
+        drafted = gate.wants(sessions)
+        took = drafted_s if drafted else plain_s
+        took *= 50 if step % 97 == 0 else 1  # an interruption
+        got = sessions * (1 + (accepted if drafted else 0))
+        gate.observe(sessions, drafted, took, got)  # type: ignore[arg-type]
+        tokens, seconds = tokens + got, seconds + took
+    return tokens, seconds
+
+
+@given(cost=st.floats(1.0, 4.0), accepted=st.floats(0.0, 1.0))
+def test_the_gate_costs_little_where_drafts_do_not_pay_and_takes_them_where_they_do(cost, accepted):
+    gate = Gate()
+    spend(gate, 2000, 1.0, cost, accepted)
+    tokens, seconds = spend(gate, 20_000, 1.0, cost, accepted)
+    plain_tokens, plain_seconds = 20_000, spend(Gate(), 20_000, 1.0, 1.0, 0.0)[1]
+    gain = (1 + accepted) / cost
+    assert tokens / seconds >= 0.97 * max(1.0, gain / 1.02) * plain_tokens / plain_seconds
+
+
+def test_the_gate_follows_a_change_and_knows_batch_sizes_apart():
+    gate = Gate()
+    spend(gate, 500, 1.0, 1.1, 0.6)
+    spend(gate, 500, 1.0, 2.0, 0.6, sessions=40)
+    assert drafted_share(gate, 1.1, 0.6) > 0.8
+    assert drafted_share(gate, 2.0, 0.6, sessions=40) < 0.2
+    spend(gate, 4000, 1.0, 1.1, 0.0)  # the policy has moved away from its MTP layer
+    assert drafted_share(gate, 1.1, 0.0) < 0.2
+
+
+def drafted_share(gate: Gate, drafted_s: float, accepted: float, sessions: int = 1) -> float:
+    """Over the next 400 steps."""
+    drafted = 0
+    for _ in range(400):
+        drafted += gate.wants(sessions)
+        spend(gate, 1, 1.0, drafted_s, accepted, sessions)
+    return drafted / 400
