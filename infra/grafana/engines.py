@@ -61,6 +61,13 @@ ENGINES = Dashboard(
                     (f"{rate('sglang:generation_tokens_total')} / {rate('etude_inference_steps_total')}", "tokens"),
                 ),
                 panel(
+                    "Speculation",
+                    "Tokens per second that the MTP layer proposed, and those that the trunk accepted; 0 where it does not pay.",
+                    (rate("etude_inference_drafted_tokens_total"), "proposed"),
+                    (rate("etude_inference_accepted_tokens_total"), "accepted"),
+                    least=0,
+                ),
+                panel(
                     "Throughput by the engine's own clock",
                     "Tokens per second.",
                     ("sglang:gen_throughput", "{{instance}}"),

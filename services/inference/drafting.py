@@ -75,7 +75,9 @@ class Drafter:
             if step:
                 pieces = [(int(row), int(position), 1) for row, position in zip(rows_W, positions_W, strict=True)]
                 state_WD = self._layer(state_WD.clone(), tokens[-1], rows_W, positions_W, pieces)
-                positions_W = np.minimum(positions_W + 1, cache.positions - 1)  # what lies behind the end is cut off later
+                positions_W = np.minimum(
+                    positions_W + 1, cache.positions - 1
+                )  # what lies behind the end is cut off later
             token_W, weights_WV = self._choose(state_WD, temperatures, random)
             tokens.append(token_W)
             probabilities.append(weights_WV)

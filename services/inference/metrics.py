@@ -16,8 +16,12 @@ LATENCY = Histogram(
     "From arrival to answer.",
     buckets=(0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 15, 60),
 )
-DRAFTED = Counter("etude_inference_drafted_tokens", "Tokens that the MTP layer proposed, by place.", ["place"])
+DRAFTED = Counter(
+    "etude_inference_drafted_tokens", "Tokens that the MTP layer proposed, by place behind the newest.", ["place"]
+)
 ACCEPTED = Counter("etude_inference_accepted_tokens", "Proposed tokens that the trunk accepted, by place.", ["place"])
+for _counter in (DRAFTED, ACCEPTED):
+    _counter.labels(1)  # 0 from the start, so that a panel shows it
 STEPS = Counter("etude_inference_steps", "Forward passes.")
 FINISHED = Counter("etude_inference_requests", "Requests that ended, by the type of their end.", ["finish"])
 SWAP_WAIT = Histogram(
