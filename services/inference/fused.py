@@ -20,18 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit
 from torch import Tensor
 
 from services.inference.cache import SlotCache
+from services.inference.compiled import compiled, exponentials
 from shared.model import Transformer
 from shared.model.attention import GroupedQueryAttention
 from shared.model.moe import MixtureOfExperts, Mlp
 from shared.model.mtp import MtpLayer
 
 Array = np.ndarray[Any, Any]
-
-_compiled = njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 
 
 def supports(model: Transformer) -> bool:
@@ -199,7 +197,7 @@ def _array(parameter: Tensor) -> Array:
     return parameter.detach().numpy()
 
 
-@_compiled
+@compiled
 def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
     """RMS norm of rows."""
     N, D = x.shape
@@ -212,7 +210,7 @@ def _norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
             out[n, d] = x[n, d] * scale * weight[d]
 
 
-@_compiled
+@compiled
 def _add_norm(x, update, weight, eps, out):  # type: ignore[no-untyped-def]
     """x += update; out = its RMS norm."""
     N, D = x.shape
@@ -227,7 +225,7 @@ def _add_norm(x, update, weight, eps, out):  # type: ignore[no-untyped-def]
             out[n, d] = x[n, d] * scale * weight[d]
 
 
-@_compiled
+@compiled
 def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, scores, bits, powers, out):  # type: ignore[no-untyped-def]
     """Norms and rotates heads, writes keys and values [S, G, T, D], then attends: token n of row r to positions first..p.
 
@@ -246,11 +244,11 @@ def _attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, va
         seen = positions[n] + 1 - first[n]
         for h in range(H):
             k, v = keys[rows[n], h * G // H, first[n] :], values[rows[n], h * G // H, first[n] :]
-            total = _softmax(scores, bits, powers, _score(qkv[n, h * D : (h + 1) * D], k, scores, seen), seen)
+            total = exponentials(scores, bits, powers, _score(qkv[n, h * D : (h + 1) * D], k, scores, seen), seen)
             _mix(scores, v, seen, np.float32(1) / total, out[n, h * D : (h + 1) * D])
 
 
-@_compiled
+@compiled
 def _rotate(x, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
     """RMS norm and rotary embedding of one head, in place."""
     D = len(x)
@@ -267,7 +265,7 @@ def _rotate(x, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
         high[d] = b * cos[half + d] + a * sin[half + d]
 
 
-@_compiled
+@compiled
 def _score(q, k, scores, seen):  # type: ignore[no-untyped-def]
     """scores[t] = q . k[t]; returns the greatest."""
     best = np.float32(-1e30)
@@ -281,33 +279,7 @@ def _score(q, k, scores, seen):  # type: ignore[no-untyped-def]
     return best
 
 
-@_compiled
-def _softmax(scores, bits, powers, best, seen):  # type: ignore[no-untyped-def]
-    """scores[t] = exp(scores[t] - best); returns their sum.
-
-    Spelled out (Cephes' expf: exp(x) = 2^n * P(r), r = x - n ln 2, P of degree 7), because a call to the library's exp keeps
-    the loop from being vectorised."""
-    for t in range(seen):
-        x = max(scores[t] - best, np.float32(-87.0))
-        n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-        bits[t] = (np.int32(n) + np.int32(127)) << np.int32(23)
-        r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-        p = np.float32(1.9875691500e-4)
-        p = p * r + np.float32(1.3981999507e-3)
-        p = p * r + np.float32(8.3334519073e-3)
-        p = p * r + np.float32(4.1665795894e-2)
-        p = p * r + np.float32(1.6666665459e-1)
-        p = p * r + np.float32(5.0000001201e-1)
-        scores[t] = p * r * r + r + np.float32(1)
-    total = np.float32(0)
-    for t in range(seen):
-        weight = scores[t] * powers[t]
-        scores[t] = weight
-        total += weight
-    return total
-
-
-@_compiled
+@compiled
 def _mix(weights, v, seen, scale, out):  # type: ignore[no-untyped-def]
     """out = scale * sum over t of weights[t] * v[t], four positions at a time."""
     D = len(out)
@@ -326,7 +298,7 @@ def _mix(weights, v, seen, scale, out):  # type: ignore[no-untyped-def]
         out[d] *= scale
 
 
-@_compiled
+@compiled
 def _route(x, router, K, renormalise, experts, weights, ends, slot):  # type: ignore[no-untyped-def]
     """Softmax router: the K best experts of each token, best first, and their weights; `ends`: copies up to each expert in
     expert order; `slot`: where each copy stands, tokens in order within an expert."""
@@ -373,7 +345,7 @@ def _route(x, router, K, renormalise, experts, weights, ends, slot):  # type: ig
             starts[e] += 1
 
 
-@_compiled
+@compiled
 def _dispatch(x, slot, out):  # type: ignore[no-untyped-def]
     N, K = slot.shape
     for n in range(N):
@@ -383,7 +355,7 @@ def _dispatch(x, slot, out):  # type: ignore[no-untyped-def]
                 out[s, d] = x[n, d]
 
 
-@_compiled
+@compiled
 def _combine(x, computed, slot, weights):  # type: ignore[no-untyped-def]
     """x[n] += sum over k of weights[n, k] * computed[slot[n, k]]."""
     N, K = slot.shape

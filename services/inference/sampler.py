@@ -7,6 +7,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from services.inference.compiled import compiled, exponentials
+
 
 def uniform(seed: int, position: int) -> float:
     """The uniform number in [0, 1) of a seeded request at a position: the same whatever the batch around it."""
@@ -35,13 +37,39 @@ def sample(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray
 
     Temperature 0 takes the largest logit and reports its log-probability at temperature 1.
     """
-    greedy = temperatures_B == 0
-    logprobs_BV = scaled(logits_BV, temperatures_B)
-    if greedy.all():
-        tokens_B = logits_BV.argmax(-1)
-    else:
-        tokens_B = draw(logprobs_BV.exp(), uniforms_B)
-        if greedy.any():
-            tokens_B = torch.where(torch.from_numpy(greedy), logits_BV.argmax(-1), tokens_B)
-    chosen_B = logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-    return tokens_B.numpy(), chosen_B.numpy()
+    B, V = logits_BV.shape
+    logits = logits_BV.to("cpu", torch.float32).contiguous().numpy()
+    tokens_B, chosen_B = np.empty(B, np.int64), np.empty(B, np.float32)
+    weights_V, bits_V = np.empty(V, np.float32), np.empty(V, np.int32)
+    _sample(logits, temperatures_B, uniforms_B, weights_V, bits_V, bits_V.view(np.float32), tokens_B, chosen_B)
+    return tokens_B, chosen_B
+
+
+@compiled
+def _sample(logits, temperatures, uniforms, weights, bits, powers, tokens, chosen):  # type: ignore[no-untyped-def]
+    """`weights`, `bits` (int32) and `powers` (float32 over the same memory as `bits`) are room for one row."""
+    B, V = logits.shape
+    for b in range(B):
+        greedy = temperatures[b] == 0
+        scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
+        best = np.float32(-np.inf)
+        for v in range(V):
+            weights[v] = logits[b, v] * scale
+            best = max(best, weights[v])
+        total = exponentials(weights, bits, powers, best, V)
+        token = 0
+        if greedy:
+            for v in range(1, V):
+                if logits[b, v] > logits[b, token]:
+                    token = v
+        else:
+            threshold = uniforms[b] * np.float64(total)
+            reached = np.float64(0)
+            for v in range(V):
+                if weights[v] > 0:
+                    token = v  # the last with weight stands where rounding lets none reach the threshold
+                    reached += weights[v]
+                    if reached > threshold:
+                        break
+        tokens[b] = token
+        chosen[b] = logits[b, token] * scale - best - np.log(total)
