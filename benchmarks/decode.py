@@ -6,6 +6,10 @@ stop token; only sampled tokens count, and the time is that of the whole batch, 
 repeat, each in a process of its own. transformers is measured with its dynamic and its static cache, and the better one
 counts.
 
+Then speculation on the base policy, with the MTP layer that it ships with: one draft per step always, and gated (where that
+is measured to pay), each against none, in turns, on Python source as prompts. `decode.mtp.worst` is the lowest lower end of
+the 95 % interval of gated / none over the batches.
+
 The matmul limit is what one thread of this machine reaches in a large float32 product: `decode.*.limit` is the share of
 it that the model's own products (2 x parameters per token) are.
 
@@ -14,6 +18,8 @@ python -m benchmarks.decode [--quick] [--json FILE]
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import statistics
 import sys
 import tempfile
@@ -29,6 +35,7 @@ from benchmarks.decoders import Batch, Took
 from benchmarks.decoders.process import Decoder, Missing, decoder, environment
 from benchmarks.delta import BASE
 from benchmarks.records import Bench, record
+from shared.formats.compact import Compact
 from shared.model import ModelConfig, Transformer, save_checkpoint
 
 BATCHES = (1, 8, 32, 64)
@@ -93,8 +100,15 @@ def matmul_limit() -> float:
 
 
 def prompts(vocabulary: int, batch: int) -> list[list[int]]:
+    """Random tokens."""
     rng = np.random.default_rng(batch)
     return rng.integers(8, vocabulary, (batch, PROMPT)).tolist()
+
+
+def source(batch: int) -> list[list[int]]:
+    """Pieces of the standard library in the base policy's tokens."""
+    tokens = Compact.load(BASE).encode(inspect.getsource(argparse))
+    return [tokens[i * PROMPT : (i + 1) * PROMPT] for i in range(batch)]
 
 
 def start(stack: ExitStack, checkpoint: Path) -> dict[str, Decoder]:
@@ -165,9 +179,46 @@ def compare(bench: Bench, model: str, prefix: str, checkpoint: Path, limit: floa
             bench.add(record(f"{prefix}.vs_cpu_peer.b{batch}", what, ratios(ours, peer), "x", told))
 
 
+def speculation(bench: Bench) -> None:
+    ways = {"none": ["0"], "always": ["1"], "gated": ["1", "gated"]}
+    lowest = []
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(decoder("embedded", str(BASE), *how)) for name, how in ways.items()}
+        for batch in bench.pick(BATCHES, (1, 32)):
+            task, rates, note = Batch(source(batch), NEW), defaultdict(list), ""
+            for one in running.values():
+                for _ in range(bench.pick(8, 4)):  # until the gate has made its first trials
+                    one.decode(task)
+            for _ in range(bench.pick(15, 4)):
+                for name, one in running.items():
+                    took = one.decode(task)
+                    rates[name].append(took.tokens / took.seconds)
+                    note = took.note if name == "always" else note
+            always, gated = ratios(rates["always"], rates["none"]), ratios(rates["gated"], rates["none"])
+            wanted = "; wanted: at least 1.5" if batch == 1 else ""
+            what = f"one MTP draft per step / none, base policy, batch {batch}"
+            bench.add(record(f"decode.mtp.b{batch}", what, always, "x", note + wanted))
+            low = lower_end(gated)
+            lowest.append(low)
+            what = f"gated / none, base policy, batch {batch}"
+            bench.add(
+                record(f"decode.mtp.gated.b{batch}", what, gated, "x", f"lower end of the 95 % interval {low:.3f}")
+            )
+    what = "gated / none: lowest lower end of a 95 % interval over the batches"
+    bench.add(record("decode.mtp.worst", what, [min(lowest)], "x", "wanted: at least 0.97"))
+
+
+def lower_end(values: list[float]) -> float:
+    """Of the 95 % interval of the mean, by the bootstrap."""
+    rng = np.random.default_rng(0)
+    means = rng.choice(values, (4000, len(values))).mean(1)
+    return float(np.quantile(means, 0.025))
+
+
 def main() -> None:
     bench = Bench.start(__doc__)
     limit = matmul_limit()
+    speculation(bench)
     compare(bench, "base policy", "decode", BASE, limit)
     with tempfile.TemporaryDirectory() as folder:
         thirty_million(Path(folder))
