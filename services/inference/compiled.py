@@ -1,4 +1,7 @@
-"""What the compiled loops (Numba) share: how they are compiled, and an exponential that vectorises."""
+"""What the compiled loops (Numba) share: how they are compiled, and an exponential that vectorises.
+
+Numba keeps machine code beside each file and looks at that file alone: after a change here, remove `__pycache__/*.nb?` of
+those that use it."""
 
 from __future__ import annotations
 

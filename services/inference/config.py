@@ -29,11 +29,11 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     context: int = Field(0, ge=0, description="Positions per session; 0: what the checkpoint says.")
     prefill_tokens: int = Field(256, ge=16, description="Prompt tokens per step; bounds how long others are delayed.")
     draft_tokens: int = Field(
-        1,
+        0,
         ge=0,
         le=8,
-        description="Tokens that the model's MTP layer may propose per session and step, at batch sizes where that is measured "
-        "to pay; 0: never. Embedded engine.",
+        description="Embedded engine: tokens that the model's MTP layer may propose per session and step, at batch sizes where "
+        "that is measured to pay; 0: never, for on a CPU it does not pay for the demo's model (docs/results.md).",
     )
     queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
     drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")

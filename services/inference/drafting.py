@@ -23,7 +23,7 @@ from services.inference.sampler import draw, scaled
 from services.inference.speculation import Draft
 from shared.model import Transformer
 
-NOTHING = np.zeros(0, np.int64)
+NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class Drafter:
         computed: list[Computed],
         wanted: list[int],
         temperatures: np.ndarray,
-        random: np.random.Generator,
+        uniforms_WK: np.ndarray,
     ) -> list[Draft]:
-        """One draft for each of `wanted` (indices into `computed`), whose last position is followed by the newest token.
+        """One draft for each of `wanted` (indices into `computed`), whose last position is followed by the newest token, drawn
+        with its uniform numbers in [0, 1).
         `computed`: everything whose keys the layer shall have, one piece per row; the token after each position stands in the
         cache."""
         cache = self.cache
@@ -78,17 +79,17 @@ class Drafter:
                 positions_W = np.minimum(
                     positions_W + 1, cache.positions - 1
                 )  # what lies behind the end is cut off later
-            token_W, weights_WV = self._choose(state_WD, temperatures, random)
+            token_W, weights_WV = self._choose(state_WD, temperatures, uniforms_WK[:, step])
             tokens.append(token_W)
             probabilities.append(weights_WV)
         return [
             Draft([int(t[w]) for t in tokens], torch.stack([p[w] for p in probabilities])) for w in range(len(wanted))
         ]
 
-    def _choose(self, state_WD: Tensor, temperatures: np.ndarray, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _choose(self, state_WD: Tensor, temperatures: np.ndarray, uniforms_W: np.ndarray) -> tuple[Tensor, Tensor]:
         logits_WV = self.model.mtp_logits(state_WD)
         weights_WV = scaled(logits_WV, temperatures).exp_()
-        token_W = draw(weights_WV, random.random(len(weights_WV)))
+        token_W = draw(weights_WV, uniforms_W)
         if (greedy := torch.from_numpy(temperatures == 0)).any():
             token_W = torch.where(greedy, logits_WV.argmax(-1), token_W)
         return token_W, weights_WV
@@ -106,7 +107,7 @@ class Drafter:
             return self.fused.draft(hidden_ND, tokens_N, rows_N, positions_N, self.cache.drafted_from[rows_N])
         first = self.cache.drafted_from
         chunks = [Chunk(row, start, n, int(first[row])) for row, start, n in pieces]
-        attend = StepAttention(self.cache, NOTHING, NOTHING, chunks)
+        attend = StepAttention(self.cache, NO_ROWS, NO_ROWS, chunks)
         embedded = F.embedding(tokens_N, self.model.embed_tokens.weight)
         rotation = self.model.rotary(attend.positions_N)
         return self.model.mtp_layers[0](self.model.config.num_hidden_layers, embedded, hidden_ND, rotation, attend)

@@ -1,7 +1,7 @@
 """The engine: continuous batching in one thread of its own.
 
-Every step feeds one token of each decoding session and up to `prefill_tokens` prompt tokens of sessions that wait for
-their first, as one token-flat batch; so a long prompt delays the others by one chunk at most.
+Every step feeds one token of each decoding session (and its drafts) and up to `prefill_tokens` prompt tokens of sessions that
+wait for their first, as one token-flat batch; so a long prompt delays the others by one chunk at most.
 
 Invariants:
 - The model and the cache are touched by the engine's thread alone; others hand over functions (`call`) that run between
@@ -9,8 +9,8 @@ Invariants:
 - Log-probabilities and routing are those of `shared.model` on the same tokens (tested), whatever the batch around them.
 - Requests that share a prompt wait for the one that is computing it and copy its keys, values and routing.
 - Speculation (`draft_tokens` > 0, a model with an MTP layer) changes no distribution: a step then feeds a session its newest
-  token and its drafts, and keeps what the trunk accepts. `gated`: only where measured to pay. Seeded requests are left out, so
-  that the same seed gives the same tokens.
+  token and its drafts, and keeps what the trunk accepts. `gated`: only where measured to pay. A seed gives the same tokens with
+  drafts and without.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from services.inference import metrics
 from services.inference.attention import Chunk, StepAttention
 from services.inference.cache import ACTIVE, SlotCache
-from services.inference.drafting import NOTHING, Computed, Drafter
+from services.inference.drafting import NO_ROWS, Computed, Drafter
 from services.inference.fused import FusedStep, supports
 from services.inference.request import Finish, Request, Result
 from services.inference.sampler import sample, uniform
@@ -41,6 +41,7 @@ from shared.model import Transformer
 
 T = TypeVar("T")
 SHARE_AT_LEAST = 16  # tokens: waiting for another request's prefix pays from here
+DRAFT_PROMPT = 64  # tokens of a prompt's end that the MTP layer gets to read: drafts need little, and prompts are long
 IDLE_WAIT_S = 60.0  # how long the idle thread sleeps; every hand-over wakes it
 STOPPED = "the engine is shutting down"
 
@@ -75,6 +76,7 @@ class Engine:
         if self._fused is not None:
             self._fused.warm()
         self._drafter = Drafter(model, self.cache, self._fused, self.draft_tokens)
+        sample(torch.zeros(1, 2), np.ones(1), np.zeros(1))  # compiles it before anybody waits
         self.paused = False
         self.steps = 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -261,10 +263,11 @@ class Engine:
         computed: list[Computed] = []
         for chunk in chunks:
             cache.length[chunk.row] = chunk.start + chunk.n
-            computed.append(Computed(chunk.row, chunk.start, chunk.n, offset))
             offset += chunk.n
             if chunk.row in finishing:
                 wanted.append(offset - 1)
+                n = min(chunk.n, DRAFT_PROMPT)
+                computed.append(Computed(chunk.row, chunk.start + chunk.n - n, n, offset - n))
         self.steps += 1
         metrics.STEPS.inc()
         sampled: list[int] = []
@@ -302,7 +305,7 @@ class Engine:
         if (feeds_D > 1).any():
             drafted = zip(decoding.rows.tolist(), starts_D.tolist(), feeds_D.tolist(), strict=True)
             chunks = [Chunk(*each) for each in drafted] + chunks
-            single = starts_D = NOTHING
+            single = starts_D = NO_ROWS
         attend = StepAttention(cache, single, starts_D, chunks)
         out = self.model(tokens, attend.positions_N, attend)
         return out.hidden_ND, out.experts_NLK.numpy()
@@ -333,16 +336,13 @@ class Engine:
             self._decoding = Decoding.of(self._decoding.requests + joining, cache.positions)
         now, serial = self._decoding, self.serial
         positions = cache.length[now.rows]  # where the new tokens begin
-        uniforms = self._random.random(len(now.rows))
-        for i, request in enumerate(now.requests):
-            if request.seed is not None:
-                uniforms[i] = uniform(request.seed, int(positions[i]))
+        drafts = drafts + [None] * len(joining) if any(drafts) else []
+        uniforms = self._uniforms(now.requests, positions, [1 + len(d.tokens) if d else 1 for d in drafts])
         logits = self.model.logits(hidden_ND)
-        if any(drafts):
-            drafts = drafts + [None] * len(joining)
-            verdict = verify(logits, drafts, now.temperatures, self._random, uniforms)
+        if drafts:
+            seeded = np.array([r.seed is not None for r in now.requests])
+            verdict = verify(logits, drafts, now.temperatures, seeded, uniforms, self._random)
             tokens, logprobs = verdict.tokens, verdict.logprobs
-            self._count(now.requests, drafts, tokens)
         else:
             ids, chosen = sample(logits, now.temperatures, uniforms)
             tokens, logprobs = [[t] for t in ids.tolist()], [[p] for p in chosen.tolist()]
@@ -352,6 +352,7 @@ class Engine:
             now.requests, positions.tolist(), now.last.tolist(), tokens, logprobs, strict=True
         ):
             record, row, finish = self._records[request], request.row, None
+            record.judged += record.draft is not None
             for i, (token, chance) in enumerate(zip(new, chances, strict=True)):
                 cache.tokens[row, position + i] = token
                 record.logprobs.append(chance)
@@ -366,24 +367,29 @@ class Engine:
                     break
             given.append(i + 1)
             cache.length[row] += i  # accepted drafts: their keys and values are there
+            metrics.GENERATED_TOKENS.inc(i + 1)
+            record.accepted += i
             if finish:
                 self._finish(request, finish)
             else:
                 left.append(request)
-        metrics.GENERATED_TOKENS.inc(sum(given))
         if len(left) < len(now.requests):
             self._decoding = Decoding.of(left, cache.positions)
+        if drafts:
+            _count(drafts, given)
         return given
 
-    def _count(self, requests: list[Request], drafts: list[Draft | None], tokens: list[list[int]]) -> None:
-        for request, draft, new in zip(requests, drafts, tokens, strict=True):
-            if draft:
-                record = self._records[request]
-                record.judged += 1
-                record.accepted += len(new) - 1
-                for place in range(len(draft.tokens)):
-                    metrics.DRAFTED.labels(place + 1).inc()
-                    metrics.ACCEPTED.labels(place + 1).inc(place < len(new) - 1)
+    def _uniforms(self, requests: list[Request], positions: np.ndarray, counts: list[int]) -> np.ndarray:
+        """A number in [0, 1) for each of `counts` (empty: one) tokens of every session, from `positions` on; a seeded session's are
+        those of its seed, whatever the batch around it."""
+        ends = np.cumsum(counts) if counts else np.arange(1, len(requests) + 1)
+        uniforms = self._random.random(int(ends[-1]) if len(ends) else 0)
+        for i, request in enumerate(requests):
+            if request.seed is not None:
+                n = counts[i] if counts else 1
+                for j in range(n):
+                    uniforms[ends[i] - n + j] = uniform(request.seed, int(positions[i]) + j)
+        return uniforms
 
     def _propose(self, hidden_ND: torch.Tensor, computed: list[Computed]) -> bool:
         """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
@@ -394,12 +400,22 @@ class Engine:
         if not sessions or not (self._gate is None or self._gate.wants(sessions)):
             return False
         room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
-        for_whom = [i for i, r in enumerate(decoding.requests) if room_D[i] > 0 and r.seed is None]
+        for_whom = np.flatnonzero(room_D > 0)
+        if not len(for_whom):
+            return False
+        requests = [decoding.requests[i] for i in for_whom]
         at = {c.row: i for i, c in enumerate(computed)}
-        wanted = [at[decoding.requests[i].row] for i in for_whom]
-        drafts = self._drafter.propose(hidden_ND, computed, wanted, decoding.temperatures[for_whom], self._random)
-        for i, draft in zip(for_whom, drafts, strict=True):
-            self._records[decoding.requests[i]].draft = draft.first(int(room_D[i]))
+        k = self.draft_tokens
+        uniforms = self._uniforms(requests, self.cache.length[decoding.rows[for_whom]] + 1, [k] * len(requests))
+        drafts = self._drafter.propose(
+            hidden_ND,
+            computed,
+            [at[r.row] for r in requests],
+            decoding.temperatures[for_whom],
+            uniforms.reshape(len(requests), k),
+        )
+        for request, draft, room in zip(requests, drafts, room_D[for_whom].tolist(), strict=True):
+            self._records[request].draft = draft.first(room)
         return bool(drafts)
 
     def _finish(self, request: Request, finish: Finish) -> None:
@@ -451,3 +467,10 @@ class Engine:
             "active_rows": int((self.cache.state == ACTIVE).sum()),
             "token_usage": used / positions,
         }
+
+
+def _count(drafts: list[Draft | None], given: list[int]) -> None:
+    """What was proposed and accepted, by place."""
+    for place in range(max(len(d.tokens) for d in drafts if d)):
+        metrics.DRAFTED.labels(place + 1).inc(sum(place < len(d.tokens) for d in drafts if d))
+        metrics.ACCEPTED.labels(place + 1).inc(sum(place < n - 1 for d, n in zip(drafts, given, strict=True) if d))

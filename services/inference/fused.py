@@ -8,7 +8,7 @@ layer is five compiled loops (Numba) between the matrix products, which torch co
 Invariants:
 - Same numbers as `shared.model` up to rounding (tested to 1e-5), the same routing, keys and values written before read.
 - Every token attends to its row's positions up to its own: decode tokens and prompt chunks need no distinction.
-- Nothing of the model is copied: the arrays are views of its parameters, so that the checksum of the live weights is of what
+- No matrix of the model is copied: the arrays are views of its parameters, so that the checksum of the live weights is of what
   computes. Matrices lie transposed in memory (their shape stays), as the products read them: a third less time.
 
 Grouped-query attention, softmax routing or dense layers, float32, CPU (`supports`). Anything else runs in torch.

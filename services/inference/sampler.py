@@ -52,24 +52,20 @@ def _sample(logits, temperatures, uniforms, weights, bits, powers, tokens, chose
     for b in range(B):
         greedy = temperatures[b] == 0
         scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
-        best = np.float32(-np.inf)
+        best, first = np.float32(-1e30), 0
         for v in range(V):
             weights[v] = logits[b, v] * scale
-            best = max(best, weights[v])
+            if weights[v] > best:
+                best, first = weights[v], v
         total = exponentials(weights, bits, powers, best, V)
-        token = 0
-        if greedy:
-            for v in range(1, V):
-                if logits[b, v] > logits[b, token]:
-                    token = v
-        else:
+        token = first  # also where rounding lets no sum reach the threshold
+        if not greedy:
             threshold = uniforms[b] * np.float64(total)
             reached = np.float64(0)
             for v in range(V):
-                if weights[v] > 0:
-                    token = v  # the last with weight stands where rounding lets none reach the threshold
-                    reached += weights[v]
-                    if reached > threshold:
-                        break
+                reached += weights[v]
+                if reached > threshold:
+                    token = v
+                    break
         tokens[b] = token
         chosen[b] = logits[b, token] * scale - best - np.log(total)

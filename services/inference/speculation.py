@@ -4,8 +4,11 @@ distribution stays exactly the trunk's.
 A draft d is drawn from the MTP layer's distribution q at the request's temperature. Given the trunk's p for the same place,
 it is accepted with probability min(1, p(d) / q(d)); at the first that is not, the token is drawn from max(p - q, 0),
 normalised, and the rest is forgotten; if all are accepted one more comes from the trunk's next distribution. Either way each
-token is distributed as p (Leviathan et al., arXiv 2211.17192, appendix A.1). At temperature 0 a draft is accepted where it is
-the trunk's choice.
+token is distributed as p (Leviathan et al., arXiv 2211.17192, appendix A.1).
+
+Where the trunk's token is fixed beforehand, by a seed or by temperature 0, that token is what comes out, and a draft is accepted
+where it is equal. A seeded draft is drawn with the same uniform number as the trunk's token, so that two distributions which
+are alike mostly agree. A seed therefore gives the same tokens with drafts and without.
 
 Whether that pays depends on the machine, the model and how many sessions share a step, so `Gate` measures it.
 """
@@ -20,17 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.inference.sampler import draw, scaled
+from services.inference.sampler import draw, sample, scaled
 
-TRIAL = 12  # steps in which the other way is tried
-WINDOW = 48  # steps of the present way that it is compared with
-WAIT, MAX_WAIT = 48, 1 << 14  # steps between two trials; doubled whenever the present way wins
+TRIAL = 32  # steps in which the other way is tried and counted
+WARM = 12  # steps before them: drafts are poor until the MTP layer has keys of some tokens
+WINDOW = 64  # steps of the present way that it is compared with
+WAIT, MAX_WAIT = 256, 1 << 14  # steps between two trials; doubled whenever the present way wins
 GAIN = 1.02  # by so much must the other way be faster to take over
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens [k] of one session and the distributions [k, V] that they were drawn from (one-hot if greedy)."""
+    """Proposed tokens [k] of one session and the distributions [k, V] that they were drawn from."""
 
     tokens: list[int]
     probabilities_KV: Tensor
@@ -51,63 +55,53 @@ def verify(
     logits_NV: Tensor,
     drafts: list[Draft | None],
     temperatures_D: np.ndarray,
+    seeded_D: np.ndarray,
+    uniforms_N: np.ndarray,
     random: np.random.Generator,
-    own_D: np.ndarray,
 ) -> Verdict:
-    """Logits of D sessions, 1 + k rows each (k: its drafts), in order. `own_D`: the uniform numbers in [0, 1) with which
-    sessions draw the token that is not a draft."""
+    """Logits of D sessions, 1 + k rows each (k: its drafts), in order, and the uniform number in [0, 1) of each row."""
     k_D = np.array([len(d.tokens) if d else 0 for d in drafts])
-    ends_D = np.cumsum(1 + k_D)
-    starts_D = ends_D - 1 - k_D
-    greedy_D = temperatures_D == 0
-    logprobs_NV = scaled(logits_NV, np.repeat(temperatures_D, 1 + k_D))
-    accepted_D = _accepted(logits_NV, logprobs_NV, drafts, starts_D, greedy_D, random)
-    rows_D = torch.from_numpy(starts_D + accepted_D)
-    weights_DV = logprobs_NV[rows_D].exp_()
-    for i, draft in enumerate(drafts):
-        if draft and accepted_D[i] < k_D[i] and not greedy_D[i]:
-            rest_V = (weights_DV[i] - draft.probabilities_KV[accepted_D[i]]).clamp_(min=0)
-            if rest_V.sum() > 0:  # p = q up to rounding: then p itself
-                weights_DV[i] = rest_V
-    final_D = draw(weights_DV, own_D)
-    if greedy_D.any():
-        final_D = torch.where(torch.from_numpy(greedy_D), logits_NV[rows_D].argmax(-1), final_D)
-    tokens = [
-        [*(d.tokens[:a] if d else ()), f] for d, a, f in zip(drafts, accepted_D.tolist(), final_D.tolist(), strict=True)
-    ]
-    flat = [token for each in tokens for token in each]
-    at = [start + j for start, each in zip(starts_D.tolist(), tokens, strict=True) for j in range(len(each))]
-    found = iter(logprobs_NV[at, flat].tolist())
-    return Verdict(tokens, [[next(found) for _ in each] for each in tokens])
-
-
-def _accepted(
-    logits_NV: Tensor,
-    logprobs_NV: Tensor,
-    drafts: list[Draft | None],
-    starts_D: np.ndarray,
-    greedy_D: np.ndarray,
-    random: np.random.Generator,
-) -> np.ndarray:
-    """How many drafts of each session are accepted, int64 [D]."""
-    accepted_D = np.zeros(len(drafts), np.int64)
-    for i, draft in enumerate(drafts):
-        if not draft:
-            continue
-        k, start = len(draft.tokens), int(starts_D[i])
-        if greedy_D[i]:
-            passed = (logits_NV[start : start + k].argmax(-1) == torch.tensor(draft.tokens)).tolist()
+    starts_D = np.cumsum(1 + k_D) - 1 - k_D
+    ids_N, chosen_N = sample(logits_NV, np.repeat(temperatures_D, 1 + k_D), uniforms_N)  # the trunk's own tokens
+    tokens: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    for i, (draft, start, k) in enumerate(zip(drafts, starts_D.tolist(), k_D.tolist(), strict=True)):
+        own, chances = ids_N[start : start + k + 1].tolist(), chosen_N[start : start + k + 1].tolist()
+        if draft and not seeded_D[i] and temperatures_D[i] > 0:
+            accepted, new, found = _judge(
+                draft, scaled(logits_NV[start : start + k], temperatures_D[i : i + 1]), random
+            )
+            if accepted == k:
+                new, found = [*new, own[k]], [*found, chances[k]]
         else:
-            each = torch.arange(k)
-            p_K = logprobs_NV[start + each, draft.tokens].exp().numpy()
-            passed = (random.random(k) * draft.probabilities_KV[each, draft.tokens].numpy() < p_K).tolist()
-        accepted_D[i] = next((j for j, ok in enumerate(passed) if not ok), k)
-    return accepted_D
+            same = next((j for j in range(k) if draft and draft.tokens[j] != own[j]), k)
+            new, found = own[: same + 1], chances[: same + 1]
+        tokens.append(new)
+        logprobs.append(found)
+    return Verdict(tokens, logprobs)
+
+
+def _judge(draft: Draft, logprobs_KV: Tensor, random: np.random.Generator) -> tuple[int, list[int], list[float]]:
+    """How many are accepted; they, and after the first that is not one token from the rest of the trunk's distribution."""
+    each = torch.arange(len(draft.tokens))
+    found = logprobs_KV[each, draft.tokens]
+    q_K = draft.probabilities_KV[each, draft.tokens].numpy()
+    passed = random.random(len(each)) * q_K < found.exp().numpy()
+    accepted = int(np.argmin(passed)) if not passed.all() else len(each)
+    new, logprobs = draft.tokens[:accepted], found[:accepted].tolist()
+    if accepted < len(each):
+        p_1V = logprobs_KV[accepted : accepted + 1].exp()
+        rest_1V = (p_1V - draft.probabilities_KV[accepted]).clamp_(min=0)
+        if not rest_1V.sum() > 0:  # p = q up to rounding
+            rest_1V = p_1V
+        token = int(draw(rest_1V, random.random(1)))
+        new, logprobs = [*new, token], [*logprobs, float(logprobs_KV[accepted, token])]
+    return accepted, new, logprobs
 
 
 @dataclass(slots=True)
 class _Size:
-    """Steps of about one batch size. (seconds, tokens) of the present way and of a trial of the other one."""
+    """Steps of one batch size. (seconds, tokens) of the present way and of a trial of the other one."""
 
     drafting: bool = False
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -118,10 +112,11 @@ class _Size:
 
 
 class Gate:
-    """Says before every step whether drafts shall be made, by batch size (powers of two). Every so often the other way is
-    tried for a few steps and takes over if it gives more tokens a second; the longer the present way keeps winning, the rarer.
+    """Says before every step whether drafts shall be made, by the number of sessions. Every so often the other way is tried for
+    a few steps and takes over if it gives more tokens a second; the longer the present way keeps winning, the rarer.
 
-    A step counts by the median of its seconds, so that one interruption decides nothing, and the mean of its tokens."""
+    A step counts by the median of its seconds, so that one interruption decides nothing, and the mean of its tokens. Not
+    counted: steps that compute prompts, and what a change of ways costs the drafts after it (their keys begin anew)."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
@@ -141,8 +136,9 @@ class Gate:
             size.trying = size.steps >= size.wait
             return
         size.trial.append((seconds, tokens))
-        if len(size.trial) < TRIAL:
+        if len(size.trial) < WARM + TRIAL:
             return
+        del size.trial[:WARM]
         if _rate(size.trial) > GAIN * _rate(size.recent):
             size.drafting = not size.drafting
             size.recent.clear()
@@ -154,7 +150,7 @@ class Gate:
         size.trying, size.steps = False, 0
 
     def _size(self, sessions: int) -> _Size:
-        return self._sizes.setdefault(sessions.bit_length(), _Size())
+        return self._sizes.setdefault(sessions, _Size())
 
 
 def _rate(steps: list[tuple[float, float]] | deque[tuple[float, float]]) -> float:
