@@ -65,8 +65,6 @@ class Drafter:
             cache.drafted_to[c.row] = c.start + c.n
         tokens_M = torch.from_numpy(cache.tokens[rows_M, positions_M + 1]).long()
         out_MD = self._layer(states_MD, tokens_M, rows_M, positions_M, [(c.row, c.start, c.n) for c in computed])
-        if not wanted:
-            return []
         state_WD = out_MD[ends[wanted] - 1]
         rows_W = np.array([computed[i].row for i in wanted])
         positions_W = np.array([computed[i].start + computed[i].n for i in wanted])

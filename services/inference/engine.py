@@ -347,6 +347,7 @@ class Engine:
             ids, chosen = sample(logits, now.temperatures, uniforms)
             tokens, logprobs = [[t] for t in ids.tolist()], [[p] for p in chosen.tolist()]
         left: list[Request] = []
+        ended: list[tuple[Request, Finish]] = []
         given: list[int] = []
         for request, position, last, new, chances in zip(
             now.requests, positions.tolist(), now.last.tolist(), tokens, logprobs, strict=True
@@ -367,12 +368,14 @@ class Engine:
                     break
             given.append(i + 1)
             cache.length[row] += i  # accepted drafts: their keys and values are there
-            metrics.GENERATED_TOKENS.inc(i + 1)
             record.accepted += i
             if finish:
-                self._finish(request, finish)
+                ended.append((request, finish))
             else:
                 left.append(request)
+        metrics.GENERATED_TOKENS.inc(sum(given))
+        for request, finish in ended:
+            self._finish(request, finish)
         if len(left) < len(now.requests):
             self._decoding = Decoding.of(left, cache.positions)
         if drafts:
@@ -396,12 +399,10 @@ class Engine:
         decoding = self._decoding
         for request in decoding.requests:
             self._records[request].draft = None
-        sessions = len(decoding.requests) + len(self._prefilling)
-        if not sessions or not (self._gate is None or self._gate.wants(sessions)):
-            return False
         room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
         for_whom = np.flatnonzero(room_D > 0)
-        if not len(for_whom):
+        sessions = len(decoding.requests) + len(self._prefilling)
+        if not len(for_whom) or not (self._gate is None or self._gate.wants(sessions)):
             return False
         requests = [decoding.requests[i] for i in for_whom]
         at = {c.row: i for i, c in enumerate(computed)}
@@ -416,7 +417,7 @@ class Engine:
         )
         for request, draft, room in zip(requests, drafts, room_D[for_whom].tolist(), strict=True):
             self._records[request].draft = draft.first(room)
-        return bool(drafts)
+        return True
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Reports and parks the row. The request is no longer in any list of the engine."""

@@ -104,6 +104,15 @@ class Asked:
         return self._result
 
 
+def ask_a_mix(engine: Engine, rng: np.random.Generator) -> list[Asked]:
+    """Nine at once, of many lengths and temperatures; five of them begin alike."""
+    prompts = [rng.integers(0, 64, int(rng.integers(1, 45))) for _ in range(5)]
+    prompts += [np.concatenate([prompts[0], rng.integers(0, 64, n)]) for n in (0, 0, 1, 9)]  # a group
+    return [
+        Asked(engine, p, int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 0.7, 1.0, 1.5]))) for p in prompts
+    ]
+
+
 def check(model: Transformer, asked: Asked, result: Result, upto: int | None = None) -> None:
     """Log-probabilities and routing of a result against one plain forward over prompt and answer, in float64: of two
     forwards in float32 each would add its own rounding, which together passes the bound now and then."""
@@ -128,12 +137,7 @@ def test_log_probabilities_and_routing_equal_the_models_under_any_mix_of_batchin
     engine = engine_of(model)
     rng = np.random.default_rng(1)
     for _ in range(3):
-        prompts = [rng.integers(0, 64, int(rng.integers(1, 45))) for _ in range(5)]
-        prompts += [np.concatenate([prompts[0], rng.integers(0, 64, n)]) for n in (0, 0, 1, 9)]  # a group
-        turns = [
-            Asked(engine, p, int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 0.7, 1.0, 1.5])))
-            for p in prompts
-        ]
+        turns = ask_a_mix(engine, rng)
         results = [t.result() for t in turns]
         following = []
         for turn, result in zip(turns, results, strict=True):

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from services.inference.speculation import Draft, Gate, verify
 from shared.model import causal_rows
-from tests.unit.inference.test_engine_equals_model import DEEPSEEK, QWEN3, QWEN3_MOE, Asked, build, check, engine_of
+from tests.unit.inference.test_engine_equals_model import (
+    DEEPSEEK,
+    QWEN3,
+    QWEN3_MOE,
+    Asked,
+    ask_a_mix,
+    build,
+    check,
+    engine_of,
+)
 
 __all__ = ["engine_of"]
 MTP = {"num_nextn_predict_layers": 1}
@@ -114,12 +123,7 @@ def test_log_probabilities_and_routing_are_the_trunks_under_any_mix(config, gate
     engine = engine_of(model, draft_tokens=2, gated=gated)
     rng = np.random.default_rng(1)
     for _ in range(3):
-        prompts = [rng.integers(0, 64, int(rng.integers(1, 45))) for _ in range(5)]
-        prompts += [np.concatenate([prompts[0], rng.integers(0, 64, n)]) for n in (0, 0, 1, 9)]  # a group
-        turns = [
-            Asked(engine, p, int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 0.7, 1.0, 1.5])))
-            for p in prompts
-        ]
+        turns = ask_a_mix(engine, rng)
         following = []
         for turn in turns:
             result = turn.result()
