@@ -53,7 +53,7 @@ async def bus(folder: Path) -> None:
                     await log.publish(TOPIC, str(i), alert(f"{i} {BIG}"))
                 except buses.BusUnavailable as error:
                     refused += 1
-                    _said("full", error)
+                    said("full", error)
             assert refused, "a full disk took everything"
         await log.publish(TOPIC, "after", alert("99 after"))
         seen: set[int] = set()
@@ -83,7 +83,7 @@ async def record(folder: Path) -> None:
                     connection.execute(insert, {"n": f"meanwhile {i}", "h": BIG})
             except DBAPIError as error:
                 refused = True
-                _said("full", error)
+                said("full", error)
         assert refused, "a full disk took everything"
     with engine.begin() as connection:
         connection.execute(insert, {"n": "after", "h": BIG})
@@ -100,7 +100,7 @@ async def objects(folder: Path) -> None:
         try:
             store.put("a/meanwhile", b"m" * 1_000_000)
         except OSError as error:
-            _said("space", error)
+            said("space", error)
         else:
             raise AssertionError("a full disk took everything")
         assert store.get(before) == b"b" * 100_000
@@ -109,7 +109,7 @@ async def objects(folder: Path) -> None:
     assert store.get(after) == b"a" * 1_000_000
 
 
-def _said(word: str, error: Exception) -> None:
+def said(word: str, error: Exception) -> None:
     if word not in str(error):
         raise AssertionError(f"an error that does not speak of {word!r}: {error!r}")
 
