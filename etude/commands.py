@@ -23,6 +23,10 @@ Retry = Annotated[
     ),
 ]
 
+Config = Annotated[
+    Path | None, typer.Option(help="JSON of what the run shall learn with instead of its defaults (docs/run.md).")
+]
+
 # Panels of `etude demo --help`, beside the options that most will want.
 PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an ablation", "This machine"
 
@@ -87,8 +91,9 @@ def down(state: State = Path(".etude")) -> None:
 
 def start(
     pack: Annotated[
-        Path, typer.Option(help="Pack to practise on; made from this machine's Python code if missing.")
-    ] = Path(".cache/pack"),
+        Path | None,
+        typer.Option(help="Pack to practise on; made if there is none. Left out: .cache/pack, kept up to date."),
+    ] = None,
     problems: Annotated[
         Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
     ] = None,
@@ -97,12 +102,15 @@ def start(
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
     retry: Retry = "fresh",
+    config: Config = None,
 ) -> None:
     """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
     from etude.demo import DemoOptions
     from etude.start import run
 
-    options = DemoOptions(pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base, retry=retry)
+    options = DemoOptions(
+        pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base, retry=retry, config=config
+    )
     raise typer.Exit(run(options))
 
 
@@ -184,6 +192,10 @@ def demo(
     uniform_sampling: Annotated[
         bool, typer.Option("--uniform-sampling", help="No hardness upsampling.", rich_help_panel=RECIPE)
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="JSON of anything else that shall differ (docs/run.md).", rich_help_panel=RECIPE),
+    ] = None,
     control: Annotated[
         Literal["none", "sft"],
         typer.Option(
@@ -231,6 +243,7 @@ def demo(
                 uniform_sampling=uniform_sampling,
                 credit=credit,
                 retry=retry,
+                config=config,
                 steps=steps,
                 groups_per_step=groups_per_step,
                 group_size=group_size,

@@ -18,7 +18,7 @@ from shared.settings import ServiceSettings, Told
 
 async def announce(options: DemoOptions, settings: ServiceSettings) -> str:
     """Uploads what the run starts with, publishes `start`, and returns the run's id. Raises DemoError."""
-    if options.pack and not options.problems:
+    if options.pack and not options.problems and not (options.pack / "manifest.json").exists():
         await asyncio.to_thread(prepare.make_pack, options.pack)
     objects = await asyncio.to_thread(stores.connect, settings.objects_url)
     config, ref = await asyncio.to_thread(prepare.new_run, objects, replace(options, state=settings.state))

@@ -139,6 +139,8 @@ _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 def _allowed(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
+    if "allowed" in schema:  # a pattern that people need not read
+        return str(schema["allowed"])
     if "pattern" in schema:
         return ", ".join(schema["pattern"].strip("^$()").split("|"))
     return ", ".join(f"{words} {schema[key]:g}" for key, words in _BOUNDS.items() if key in schema)

@@ -72,7 +72,9 @@ def run_page() -> str:
         f"# What a run learns with\n\n<!-- {AGAIN} -->\n",
         "A run's configuration is stored once, as `runs/RUN/config.json` in the object store, and every service reads it there\n"
         "(`shared/contracts/run.py`). These are its defaults; *demo* is what `etude demo` and `etude start` set without options\n"
-        "where that differs. What has an option can be changed with it (`etude demo --help`), the rest in the code.\n"
+        "where that differs. What has an option can be changed with it (`etude demo --help`), all of `sampling`, `reward`,\n"
+        "`schedule` and `train` by `--config FILE`, a JSON object of what shall differ:\n\n"
+        '    {"train": {"learning_rate": 2e-5}, "schedule": {"max_staleness": 4, "pause_on": ["fewer_solved"]}}\n\n'
         "Formulas and their sources: [recipe.md](recipe.md). Words: [architecture.md](architecture.md).\n",
     ]
     for title, (about, rows) in run_defaults.sections().items():

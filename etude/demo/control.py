@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ async def run_control(options: DemoOptions, console: Console) -> int:
         "retry": options.retry,
     }
     before = await measure(prepare.BASE, pack, "held_out", title="held-out, before", **sizes)
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier control
     done = await asyncio.to_thread(
         subprocess.run,
         [

@@ -31,5 +31,6 @@ class DemoOptions:
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8
+    config: Path | None = None  # changes to the run's configuration (etude/demo/changes.py)
     base: str = ""  # an imported checkpoint to start from; "": the base policy that is part of the package
     base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

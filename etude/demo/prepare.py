@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from etude import exchange
+from etude.demo import changes
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
@@ -43,6 +44,7 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     if not options.base and not (BASE / "config.json").exists():
         raise DemoError(f"{BASE}: the base policy is missing; `make base` makes it")
     run = new_run_id()
+    changed = changes.read(options.config) if options.config else {}  # before anything is made
     if options.problems:
         pack = own_pack(options.problems, options.state / "own-pack")
     else:
@@ -53,6 +55,8 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     if not options.uniform_sampling:
         surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack, directory))
     config = configure(run, options, base, practice, held_out, surprise)
+    if options.config:
+        config = changes.apply(config, changed, options.config)
     return config, store_config(objects, config)
 
 
@@ -73,7 +77,10 @@ def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref
     for part in packs.PARTS:
         path = directory / packs.file_name(split, part)
         if not path.exists():
-            raise DemoError(f"{path}: missing; make the pack anew (etude tasks mutate --out {directory})")
+            raise DemoError(
+                f"{path}: missing; a run needs a pack with rl and held_out (etude tasks mutate --out NEW_DIRECTORY). "
+                "Problems of your own: --problems FILE.jsonl (docs/problems.md)"
+            )
         refs.append(objects.put_file(f"packs/{directory.name}/{path.name}", path))
     return refs[0], refs[1]
 

@@ -69,8 +69,8 @@ class _Demo:
         except FileNotFoundError:
             raise DemoError(f"{self.state}: no demo to resume here; start one with `etude demo`") from None
         known = {**self.memory["options"]}
-        for field in ("problems", "pack", "report", "state"):
-            known[field] = Path(known[field]) if known[field] else None
+        for field in ("problems", "pack", "report", "state", "config"):
+            known[field] = Path(known[field]) if known.get(field) else None
         # Where it runs is this call's business, what it does the first one's.
         self.options = DemoOptions(**{**known, "resume": True, "base_port": self.options.base_port})
 

@@ -37,6 +37,7 @@ from shared.sandbox.pool import FunctionPool
 
 GENERATOR = 3  # raise it when the same code would give another pack
 FORMAT = "etude-pack-1"
+OWN = "own"  # key of a pack that was imported: it cannot be made again from what is installed
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
 _PER_FUNCTION = {"train": 24, "rl": 20, "dev": 3, "held_out": 3}
 # Fewer distinct bugs than this in a whole function: it is too simple to teach or measure anything.
@@ -89,7 +90,9 @@ def build(
 ) -> dict[str, Any]:
     """Writes the pack into `out`, whole or not at all, and returns its manifest. A pack already there and made from the
     same things is left as it is. `also`: a directory of distributions beside the installed ones. `limit`: at most so many
-    files, for a quick look. Raises SandboxUnavailable, and ValueError for a sandbox or a file of signatures that is none."""
+    files, for a quick look. Raises SandboxUnavailable, and ValueError for a sandbox or a file of signatures that is none,
+    and for a directory that holds anything but such a pack."""
+    _refuse_others(out)
     inventory = mine.inventory(also)
     if limit:
         inventory.files.sort(key=lambda file: share(f"limit {file.distribution}:{file.module}"))
@@ -242,7 +245,7 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
 
 def write_own(out: Path, split: str, problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
     """A pack of one split of problems that have passed the gate."""
-    return _store(out, {split: list(problems)}, {}, {"key": "own"})
+    return _store(out, {split: list(problems)}, {}, {"key": OWN})
 
 
 def _store(
@@ -287,6 +290,16 @@ def _counts(problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
         "kinds": dict(sorted(Counter(hidden.bug for _, hidden in problems).items())),
         "distributions": dict(sorted(Counter(public.origin.split(":")[0] for public, _ in problems).items())),
     }
+
+
+def _refuse_others(out: Path) -> None:
+    """What lies in `out` may be replaced: nothing, or a pack that `build` made. Raises ValueError."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    manifest = read_manifest(out)
+    if manifest is None or manifest.get("key") == OWN:
+        what = "imported problems" if manifest else "something that is no pack"
+        raise ValueError(f"--out: found {what} in {out}; allowed: a new directory, or a pack made by this command")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

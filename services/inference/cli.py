@@ -17,7 +17,7 @@ from shared.objects import ObjectMissing
 from shared.settings import ServiceSettings, load
 from shared.weights import WeightsError, read_manifest
 
-app = typer.Typer(no_args_is_help=True, help="Checksums of the engines, SGLang's command line.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Checksums of the engines, SGLang's command line.")
 TIMEOUT_S = 60
 
 

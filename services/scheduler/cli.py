@@ -29,7 +29,10 @@ from shared.ledger.models import Event, Group, Run, Step
 from shared.objects import ObjectDamaged, ObjectMissing
 
 app = typer.Typer(
-    no_args_is_help=True, help="Audit and show what became of every attempt.", pretty_exceptions_enable=False
+    no_args_is_help=True,
+    add_completion=False,
+    help="Audit and show what became of every attempt.",
+    pretty_exceptions_enable=False,
 )
 
 RunArgument = Annotated[str, typer.Argument(help="The run's id; left out: the newest.")]
@@ -239,7 +242,7 @@ def _when(at: float | None) -> str:
     return "not yet" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-alone = typer.Typer(pretty_exceptions_enable=False)  # `etude trace` is `etude ledger trace`
+alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)  # `etude trace` is `etude ledger trace`
 alone.command()(trace)
 
 

@@ -20,7 +20,7 @@ from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
 from shared.settings import ServiceSettings, load
 
-app = typer.Typer(no_args_is_help=True, help="Verify and export published weights.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify and export published weights.")
 TIMEOUT_S = 60
 Run = Annotated[str, typer.Option("--run", help="The run; empty: the newest one in the object store.")]
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]

@@ -67,7 +67,9 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     if not _ID.match(problem.id):
         raise refuse("id", f"found {problem.id!r}; allowed: 1 to 128 visible ASCII characters")
     if problem.kind != "function":
-        return
+        raise refuse(
+            "kind", f"found {problem.kind!r}; allowed: 'function' ('repository' is reserved, nothing runs it yet)"
+        )
     try:
         path, name = entry_of(problem)
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.curator import gate
+from services.curator import build, gate
 from services.curator.fuzz import MAX_VISIBLE, shown
 from services.curator.lift import MAX_CHARS, MAX_LINES
 from services.curator.mine import inventory
@@ -183,3 +183,19 @@ def test_an_unknown_sandbox_is_an_error_and_leaves_nothing(tmp_path: Path):
     assert "cardboard" in done.stderr
     assert "bubblewrap" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_it_did_not_make_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years")
+    done = mutate(tmp_path)
+    assert done.returncode == 2
+    assert "something that is no pack" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_imported_problems_are_not_replaced_by_mined_ones(tmp_path: Path) -> None:
+    build.write_own(tmp_path / "mine", "rl", [])
+    before = sorted((tmp_path / "mine").iterdir())
+    done = mutate(tmp_path / "mine")
+    assert (done.returncode, sorted((tmp_path / "mine").iterdir())) == (2, before)
+    assert "imported problems" in done.stderr

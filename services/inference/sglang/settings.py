@@ -21,6 +21,7 @@ class SglangSettings(BaseModel):
         "",
         pattern=r"^(https?://.+[^/])?$",
         description="Use the SGLang server that answers there; empty: start one as a child process.",
+        json_schema_extra={"allowed": "http(s)://HOST:PORT without a slash at its end"},
     )
     sglang_python: str = Field(
         "", description="Interpreter of the environment that SGLang is installed in; empty: that of this service."

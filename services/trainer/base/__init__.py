@@ -1,4 +1,4 @@
-"""The base policy's recipe: continued pretraining → SFT on agent traces → MTP self-distillation (docs/base.md).
+"""The base policy's recipe: pretraining → SFT on agent traces → MTP self-distillation (docs/base.md).
 
 Consumes: a pack directory (`etude tasks mutate`), its train split only; dev for figures, held-out never.
 Produces: a checkpoint directory (Hugging Face files, tokenizer, etude.json, card, curves, signatures), shipped in

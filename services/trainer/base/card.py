@@ -28,8 +28,8 @@ begins. It knows nothing but repairing short functions: no chat, no English, no 
 - Phases: {phases}.
 - Optimiser: Muon {muon} for matrices (experts one by one), Adam {adam} for embeddings, norms and routers; {tokens} tokens
   a step; router load-balancing loss 0.01.
-- Made by: `python -m services.trainer.base make --minutes {minutes:g} --seed {seed} --processes {processes}`. Phases end by
-  the clock: another machine, other weights.
+- Made by: `make base BASE="--minutes {minutes:g} --seed {seed} --processes {processes}"`. Phases end by the clock: another
+  machine, other weights.
 
 ## Figures
 
@@ -45,7 +45,7 @@ syntax tree) or nearly (MinHash, estimated similarity of 4-grams at least 0.6):
 
 {leaks}
 
-`python -m services.trainer.base leaks --pack DIR` makes this report anew.
+After `make base`, `python -m services.trainer.base leaks --pack DIR` makes this report anew from its streams.
 """
 
 
@@ -84,7 +84,7 @@ def write_card(
         context=MODEL["max_position_embeddings"],
         functions=functions,
         problems=complete["problems"],
-        phases="continued pretraining (code and multi-bug denoising), SFT on agent traces, MTP self-distillation",
+        phases="pretraining (code and multi-bug denoising), SFT on agent traces, MTP self-distillation",
         muon=MUON_LR,
         adam=ADAM_LR,
         tokens=TOKENS_PER_RANK * processes,

@@ -15,7 +15,7 @@ import typer
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Make the base policy: continued pretraining, SFT, MTP self-distillation.",
+    help="Make the base policy: pretraining, SFT, MTP self-distillation.",
 )
 DATA = Path(__file__).resolve().parents[3] / "etude" / "data" / "base"
 
@@ -31,7 +31,9 @@ def make(
     work: Annotated[Path, typer.Option(help="Streams, phases and losses; an interrupted run goes on there.")] = Path(
         ".cache/base/make"
     ),
-    out: Annotated[Path, typer.Option(help="Where the finished checkpoint goes.")] = DATA,
+    out: Annotated[
+        Path, typer.Option(help="Where the finished checkpoint goes.", show_default="replaces the one that is shipped")
+    ] = DATA,
     minutes: Annotated[float, typer.Option(help="Minutes of training, all phases together.", min=0.1)] = 62.0,
     seed: Seed = 1,
     processes: Processes = 2,
@@ -47,7 +49,7 @@ def make(
 @app.command()
 def sft(
     start: Annotated[Path, typer.Option("--from", help="The checkpoint to go on from.")],
-    out: Annotated[Path, typer.Option(help="Where the checkpoint goes.")],
+    out: Annotated[Path, typer.Option(help="Where the checkpoint goes; it must not hold anything yet.")],
     pack: Pack = Path(".cache/pack"),
     minutes: Annotated[float, typer.Option(help="Minutes of training.", min=0.01)] = 10.0,
     work: Annotated[Path | None, typer.Option(help="Streams and losses; a temporary directory unless named.")] = None,
@@ -66,7 +68,7 @@ def sft(
 
 @app.command()
 def probe(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint directory.")] = DATA,
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint directory.", show_default="the shipped one")] = DATA,
     pack: Pack = Path(".cache/pack"),
     split: Annotated[str, typer.Option(help="dev, rl or train.")] = "dev",
     count: Annotated[int, typer.Option(help="Problems.", min=1)] = 256,
@@ -102,6 +104,9 @@ def leaks(
     """No function of the RL, dev or held-out split is in any training stream. Exit code 1 if one is."""
     from services.trainer.base import leak
 
+    if not (work / "streams" / "sources.json").is_file():
+        typer.echo(f"base: {work}: no streams of a training here; `make base` makes them, --work names them", err=True)
+        raise typer.Exit(2)
     report = leak.report(pack, work / "streams")
     if json_out:
         json_out.write_text(report.to_json() + "\n")
@@ -112,7 +117,7 @@ def leaks(
 @app.command()
 def surprise(
     out: Annotated[Path, typer.Option(help="Where the figures go: JSON, problem id -> nats.")],
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory.")] = DATA,
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory.", show_default="the shipped one")] = DATA,
     pack: Pack = Path(".cache/pack"),
     split: Annotated[str, typer.Option(help="rl, dev or train.")] = "rl",
     threads: Annotated[int, typer.Option(help="Threads to compute with.", min=1, max=64)] = 2,

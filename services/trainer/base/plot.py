@@ -27,11 +27,12 @@ def plot_losses(log: Path, out: Path) -> None:
     figure, axes = plt.subplots(1, len(FIGURES), figsize=(13, 3.8), constrained_layout=True)
     for axis, (name, title) in zip(axes, FIGURES, strict=True):
         offset = 0.0
-        for phase in phases:
+        for number, phase in enumerate(phases):
             mine = [line for line in lines if line["phase"] == phase]
             label = "mtp (against the main head)" if phase == "mtp" else phase
             if name == "train" or phase != "pretrain":
-                axis.plot([offset + line["minutes"] for line in mine], [line[name] for line in mine], label=label)
+                minutes = [offset + line["minutes"] for line in mine]
+                axis.plot(minutes, [line[name] for line in mine], label=label, color=f"C{number}")
             offset += mine[-1]["minutes"]
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("minutes of training")

@@ -23,7 +23,7 @@ DENOISING_IN_SFT = 0.5
 
 
 def make(pack: Path, work: Path, out: Path, minutes: float, seed: int, processes: int, sandbox: str) -> None:
-    """Continued pretraining -> SFT -> MTP in `minutes` of training; goes on where it was interrupted."""
+    """Pretraining -> SFT -> MTP in `minutes` of training; goes on where it was interrupted."""
     data = work / "streams"
     streams.make(pack, data, seed, processes, sandbox, streams.Draws())
     mixtures(data, seed)
@@ -62,12 +62,13 @@ def more_sft(
 ) -> None:
     """SFT that continues from a checkpoint for `minutes`: new draws of the traces, the checkpoint's own tokenizer. The
     learning rate begins where a restart from a finished checkpoint learns most, and falls to 0."""
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"--out: found something in {out}; allowed: a new or an empty directory")
     tokenizer = start / "tokenizer.json"
     Compact.load(start)  # a foreign format is refused before any work is done
     data = work / "streams"
     streams.make(pack, data, seed, processes, sandbox, streams.Draws(code=0, denoise=1, traces=2), tokenizer)
     mixtures(data, seed)
     phase = replace(SFT, start=RESTART)
-    shutil.rmtree(out, ignore_errors=True)
     stage = Stage(phase, minutes, data / "sft.npz", data / "validation.npz", out)
     run(Job((stage,), work, tokenizer, seed, start=start, processes=processes))

@@ -56,6 +56,7 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
         ({"limits": {"time_s": 0}}, "'limits'"),
         ({"limits": {"time_s": "long"}}, "time_s"),
         ({"kind": "riddle"}, "riddle"),
+        ({"kind": "repository"}, "'kind'.*'repository'.*allowed: 'function'"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], field: str):

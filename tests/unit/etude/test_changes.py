@@ -1,0 +1,60 @@
+"""`--config FILE`: fields that differ, and nothing that no run knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etude.demo import changes
+from shared.contracts.run import Ref, RunConfig
+
+REF = Ref(key="k", size=1, checksum="0" * 32)
+CONFIG = RunConfig(run="r", base=REF, pack=REF, pack_hidden=REF)
+
+
+def changed(tmp_path: Path, text: str) -> RunConfig:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    return changes.apply(CONFIG, changes.read(path), path)
+
+
+def test_named_fields_differ_and_all_others_stay(tmp_path: Path) -> None:
+    config = changed(
+        tmp_path, json.dumps({"train": {"learning_rate": 2e-5}, "reward": {"behaviour": {"no_submit": 0.0}}})
+    )
+    assert config.train.learning_rate == 2e-5
+    assert config.reward.behaviour == {"broken_tool_call": -0.05, "no_submit": 0.0}
+    assert (config.train.credit, config.schedule, config.sampling) == (
+        CONFIG.train.credit,
+        CONFIG.schedule,
+        CONFIG.sampling,
+    )
+
+
+def test_a_term_can_be_switched_off_and_a_free_name_added(tmp_path: Path) -> None:
+    config = changed(tmp_path, json.dumps({"reward": {"length": None}, "train": {"credit": {"faults": {"rude": 0.1}}}}))
+    assert config.reward.length is None
+    assert config.train.credit.faults["rude"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"train": {"learning_rat": 1}}', "'train.learning_rat'; allowed: .*learning_rate"),
+        ('{"train": {"learning_rate": "fast"}}', "learning_rate"),
+        ('{"run": "mine"}', "'run'; allowed: sampling, reward, schedule, train"),
+        ('{"train": 3}', "train"),
+        ("[]", "found list"),
+        ("{", "mine.json"),
+    ],
+)
+def test_what_no_run_knows_is_refused_by_name(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(changes.BadChange, match=told):
+        changed(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(changes.BadChange, match=r"no\.json"):
+        changes.read(tmp_path / "no.json")
