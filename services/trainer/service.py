@@ -79,7 +79,6 @@ class Service:
         self.settings, self.bus, self.objects, self.health, self.stop = settings, bus, objects, health, stop
         self.runs: dict[str, RunState] = {}
         self.early: dict[str, OrderedDict[str, GroupReady]] = {}  # announced before the run is open here
-        self.acknowledged: dict[str, GroupReady] = {}  # of the open run, not yet trained or quarantined
         self.hand: Hand | None = None
         self.training: TrainingRun | None = None
         self.changed = asyncio.Event()
@@ -119,12 +118,15 @@ class Service:
         group = f"trainer.{own}" if own else "trainer"  # of trainers that share a group, each would hear a part
         async for delivery in self.bus.deliveries([GROUPS_READY], group=group, max_in_flight=256):
             if not own or delivery.message.run == own:
-                self._announced(delivery.message)
+                self._announced(delivery.message)  # Superseded: not acknowledged, so that the heir hears of it
             delivery.done()
 
     def _announced(self, ready: GroupReady) -> None:
+        """Raises Superseded: it is meant for a trainer after this one."""
         if self.training is None or self.training.run != ready.run or self.hand is None:
             self.early.setdefault(ready.run, OrderedDict())[ready.group] = ready
+        elif ready.incarnation > self.training.mine.incarnation:
+            raise Superseded(f"run {ready.run}: groups are announced to incarnation {ready.incarnation}")
         elif 0 <= ready.incarnation < self.training.mine.incarnation:
             # Meant for a trainer before this one. What of it still holds is announced again for this incarnation;
             # trained now, it could come ahead of older groups and break the bound on age.
@@ -132,7 +134,6 @@ class Service:
         elif self.training.knows(ready.group) or ready.group in self.hand:
             metrics.REPEATED.labels(ready.run).inc()
         else:
-            self.acknowledged[ready.group] = ready
             self.hand.add(ready)
 
     def _wake(self) -> None:
@@ -255,9 +256,6 @@ class Service:
                     continue
                 await self._in_thread(training.check_not_superseded)
             await self._checkpoint(training)
-        except Superseded:
-            await self._hand_over(training)
-            raise
         except BusUnavailable:  # told to stop while the bus is away
             await self._checkpoint(training)
             raise
@@ -265,20 +263,16 @@ class Service:
             self.health.clear(GROUPS)
             hand.close()
             self.hand = self.training = None
-            self.acknowledged.clear()
             metrics.forget(run)
 
     async def _step(self, training: TrainingRun, batch: list[samples.Sample]) -> None:
         result: Advance = await self._in_thread(training.advance, batch)
         await self._announce(result.others)
-        for sample in batch:
-            if training.knows(sample.ready.group):
-                self.acknowledged.pop(sample.ready.group, None)
         if result.published is None or result.committed is None:
             return
-        await self._announce([(POLICIES_PUBLISHED, result.published)])
-        if training.checkpoint_due:
+        if training.checkpoint_due:  # before anybody samples with the version: nothing of it can be lost then
             await self._checkpoint(training)
+        await self._announce([(POLICIES_PUBLISHED, result.published)])
         await self._announce([(STEPS_COMMITTED, result.committed)])
         metrics.note_step(result.committed)
         figures = result.committed.metrics
@@ -295,14 +289,7 @@ class Service:
         if training.has_uncheckpointed_steps:
             await self._in_thread(training.checkpoint)
 
-    async def _hand_over(self, training: TrainingRun) -> None:
-        """We were superseded, and have acknowledged groups that the newer trainer has not heard of: said again for it.
-        What it has trained or has in hand already, it drops."""
-        left = [ready for ready in self.acknowledged.values() if not training.knows(ready.group)]
-        await self._announce([(GROUPS_READY, ready) for ready in left])
-
     async def _untrainable(self, ready: GroupReady, reason: str) -> None:
-        self.acknowledged.pop(ready.group, None)
         if self.training is not None and self.training.run == ready.run:
             self.training.quarantined.add(ready.group)
         message = GroupQuarantined(run=ready.run, group=ready.group, reason=reason)

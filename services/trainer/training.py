@@ -3,7 +3,8 @@
 Order, and why no crash loses anything:
 1. incarnation claimed, masters restored; `opening` tells what a lost process may have failed to tell, then the new life;
 2. a step: fenced, trained, the version's objects put, then the manifest; only then the messages of the step;
-3. a checkpoint, if due, before the step's commit is announced: the message says what is durable or will be lost whole.
+3. a checkpoint, if due, before the step's version and commit are announced. With one every step, whatever was sampled was
+   sampled by weights that survive; otherwise a death makes what the lost versions sampled older, and too old is dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Advance:
-    """What a step leads to. `published` and then `committed` are to be announced, the checkpoint in between."""
+    """What a step leads to. A checkpoint, if due; then `published` and `committed` are to be announced."""
 
     published: PolicyPublished | None = None
     committed: StepCommitted | None = None

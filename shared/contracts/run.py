@@ -132,7 +132,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Computed at a time; larger ones fall out of a CPU's caches: 16384 took a third longer
     micro_batch_tokens: int = 4096
     base_every: int = 25  # versions: a full base is published every so many, deltas between
-    checkpoint_every: int = 10  # steps between checkpoints of weights and optimiser
+    # Steps between checkpoints of weights and optimiser. 1: the trainer's death costs no attempt; more, for large models:
+    # what versions after the last checkpoint sampled grows older by it, and what gets too old is dropped
+    checkpoint_every: int = 1
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,14 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 from synthetic import RUN, group, put_config, run_config
 from typer.testing import CliRunner
 
-from services.trainer import checkpoints, cli
+from services.trainer import cli
 from shared import bus as buses
 from shared import weights
 from shared.bus import Bus
 from shared.contracts.messages import (
     Alert,
     GroupQuarantined,
-    GroupReady,
     IncarnationStarted,
     PolicyPublished,
     RunControl,
@@ -49,9 +48,9 @@ PATIENCE_S = 120
 class Process:
     """`python -m services.trainer` on a state directory of the test's own."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, name: str = "trainer-test") -> None:
         self.state = state
-        environment = {**os.environ, "ETUDE_STATE": str(state), "ETUDE_NAME": "trainer-test", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "ETUDE_STATE": str(state), "ETUDE_NAME": name, "OMP_NUM_THREADS": "1"}
         self.log = (state / "trainer.log").open("ab")
         command = [sys.executable, "-m", "services.trainer"]
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
@@ -242,28 +241,32 @@ def test_a_held_run_goes_back_to_a_version_and_on_from_there(state: Path, tmp_pa
     asyncio.run(scenario())
 
 
-def test_a_superseded_process_hands_its_groups_over_and_ends_with_code_3(state: Path, tmp_path: Path) -> None:
+def test_an_heir_gets_the_groups_that_its_living_predecessor_heard_of(state: Path, tmp_path: Path) -> None:
+    """Two trainers live. The old one owns the groups' partition, hears what is meant for the new one, and ends."""
+
     async def scenario() -> None:
         objects = connect(f"file:{state / 'objects'}")
         bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
         world = World(bus, objects)
         ref = put_config(objects, run_config(objects, tmp_path / "base"))
         await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
-        old = Process(state)
+        trainers = [Process(state)]
         try:
             await world.until(lambda: len(world.of(PolicyPublished)) == 1)
             await world.announce(0)
-            await world.until(lambda: len(world.of(GroupReady)) == 1)
             await asyncio.sleep(1)  # acknowledged, and waiting for a second group to make a step
-            heir = checkpoints.claim(objects, RUN, "heir", checkpoints.Resume(None, None, frozenset()))
-            assert heir.incarnation == 1
-            assert await asyncio.to_thread(old.process.wait, PATIENCE_S) == 3
-            await world.until(lambda: len(world.of(GroupReady)) == 2)
-            first, again = world.of(GroupReady)
-            assert first == again
-            assert not world.of(StepCommitted)
+            trainers.append(Process(state, "trainer-heir"))
+            await world.until(lambda: len(world.of(IncarnationStarted)) == 2)
+            for number in (0, 1):  # as the scheduler does: all that waits, to the new incarnation
+                ready = msgspec.structs.replace(group(objects, number), incarnation=1)
+                await bus.publish(GROUPS_READY, RUN, ready)
+            assert await asyncio.to_thread(trainers[0].process.wait, PATIENCE_S) == 3
+            await world.until(lambda: len(world.of(StepCommitted)) == 1)
+            (committed,) = world.of(StepCommitted)
+            assert (committed.incarnation, set(committed.groups)) == (1, {"g-0", "g-1"})
         finally:
-            old.kill()
+            for trainer in trainers:
+                trainer.kill()
             world.task.cancel()
             await bus.close()
 
