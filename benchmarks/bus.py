@@ -3,7 +3,7 @@
 Messages a second, what a message costs to be durable, latency, cost when idle, and what is lost at kill -9. Kafka and Redis
 are private ones (infra.servers); where they cannot be had their rows are left out, and it says why.
 
-python -m benchmarks.bus [--quick] [--json FILE]
+python -m benchmarks.bus [--quick] [--json FILE] [--only embedded|kafka|peers|path]
 """
 
 from __future__ import annotations
@@ -344,13 +344,14 @@ def path(bench: Bench) -> None:
 
 
 def main() -> None:
-    bench = Bench.start(__doc__)
-    embedded(bench)
-    for part in (kafka, peers, path):
+    parts = {part.__name__: part for part in (embedded, kafka, peers, path)}
+    bench = Bench.start(__doc__, parts=list(parts))
+    for name, part in parts.items():
         try:
-            part(bench)
+            if bench.wants(name):
+                part(bench)
         except Unavailable as error:
-            print(f"{part.__name__}: left out: {error}", file=sys.stderr)
+            print(f"{name}: left out: {error}", file=sys.stderr)
     bench.end()
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -87,17 +87,24 @@ class Bench:
 
     quick: bool
     json: Path | None
+    only: str | None = None  # a part
     records: list[Record] = field(default_factory=list)
 
     @classmethod
-    def start(cls, doc: str | None, argv: list[str] | None = None) -> Bench:
+    def start(cls, doc: str | None, argv: list[str] | None = None, parts: Sequence[str] = ()) -> Bench:
+        """Reads the command line. `parts`: names that `--only` may choose from; see `wants`."""
         parser = argparse.ArgumentParser(
             description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
         parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats, for a first look")
+        if parts:
+            parser.add_argument("--only", choices=parts, help="one part of it alone")
         arguments = parser.parse_args(argv)
-        return cls(arguments.quick, arguments.json)
+        return cls(arguments.quick, arguments.json, getattr(arguments, "only", None))
+
+    def wants(self, part: str) -> bool:
+        return self.only in (None, part)
 
     def pick(self, full: T, quick: T) -> T:
         return quick if self.quick else full

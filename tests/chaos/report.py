@@ -57,6 +57,9 @@ def show(outcomes: list[Outcome], report: Report | None, trouble: str, console: 
         console.print("no audit: the ledger was not reached", style="red")
         return
     console.print(f"attempts: {report.attempts}; groups: {report.groups}; oldest trained: {report.oldest_age} steps")
+    for what, reasons in report.reasons.items():  # given up, with a reason: no loss, but no training either
+        for reason, number in reasons.items():
+            console.print(f"  {what}: {number}: {reason}", highlight=False)
     for finding in report.findings:
         console.print(f"{finding.check}: {finding.what}: {finding.rows[:5]}", style="red", highlight=False)
     console.print(report.summary(), style="green" if report.sound else "red", highlight=False)
