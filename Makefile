@@ -7,7 +7,7 @@ PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
 
-.PHONY: help setup demo test lint format types ci nightly servers servers-down sglang chaos chart images rehearse reference base pack corpus \
+.PHONY: help setup docs demo test lint format types ci nightly servers servers-down sglang chaos chart images rehearse reference base pack corpus \
         bench lock clean
 
 help:            ## this list
@@ -61,6 +61,9 @@ rehearse: setup  ## a run in docker compose: scaled, every container killed, aud
 
 reference: setup ## write dashboards and reference pages anew from the code
 	@$(BIN)/python -m infra.generate
+
+docs: setup      ## this documentation as a site, in .cache/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: .cache/site/index.html"
 
 pack: setup      ## problems from the Python code on this machine (cached)
 	@$(BIN)/etude tasks mutate --out .cache/pack
