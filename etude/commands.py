@@ -33,7 +33,7 @@ PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an abl
 
 def register(app: typer.Typer) -> None:
     names = {evaluate: "eval", export_policy: "export", import_checkpoint: "import"}
-    for command in (up, down, start, status, logs, doctor, demo, evaluate, export_policy, import_checkpoint):
+    for command in (up, down, start, status, logs, doctor, plan, demo, evaluate, export_policy, import_checkpoint):
         app.command(name=names.get(command, command.__name__))(command)
     from etude import letters, topics
 
@@ -139,6 +139,49 @@ def logs(
 def doctor(state: State = Path(".etude")) -> None:
     """Check this machine: system, packages, sandboxes, memory, disk, cores, ports. Exit code 1 if the demo cannot run."""
     raise typer.Exit(machine.report(state))
+
+
+def plan(
+    step_seconds: Annotated[float, typer.Option(help="Wanted, from one update of the weights to the next.")] = 4.0,
+    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
+    group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
+    sampled_tokens: Annotated[float, typer.Option(help="Of an attempt.")] = 50.0,
+    trained_tokens: Annotated[float, typer.Option(help="Of an attempt, prompt and answers of tools too.")] = 110.0,
+    turns: Annotated[float, typer.Option(help="Of an attempt.")] = 3.0,
+    tool_seconds: Annotated[float, typer.Option(help="Of a turn: visible tests, shell.")] = 0.05,
+    test_seconds: Annotated[float, typer.Option(help="Of an attempt: hidden tests.")] = 0.01,
+    session_speed: Annotated[float, typer.Option(help="Tokens/s of one attempt on a busy engine.")] = 100.0,
+    engine_speed: Annotated[float, typer.Option(help="Tokens/s of one inference replica.")] = 4000.0,
+    trainer_speed: Annotated[float, typer.Option(help="Tokens/s of one training device.")] = 5000.0,
+    concurrency: Annotated[int, typer.Option(help="Attempts in hand of one rollout worker.", min=1)] = 64,
+    parameters: Annotated[float, typer.Option(help="Of the policy.")] = 2.7e6,
+    routed: Annotated[int, typer.Option(help="MoE layers x experts per token; 0: dense.", min=0)] = 12,
+    base_every: Annotated[int, typer.Option(help="Versions between full ones.", min=1)] = 25,
+) -> None:
+    """How many of each service a run needs. Measure the speeds first (`make bench`, the dashboards); the defaults are
+    of the demo's order of magnitude.
+
+    \b
+    etude plan --step-seconds 120 --groups-per-step 64 --group-size 16 --sampled-tokens 12000 --trained-tokens 30000 \
+      --turns 40 --tool-seconds 2 --test-seconds 30 --engine-speed 15000 --trainer-speed 60000 --parameters 3e10
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from etude.plan import Load
+    from etude.plan import plan as reckoned
+
+    try:
+        load = Load(
+            step_seconds, groups_per_step, group_size, sampled_tokens, trained_tokens, turns, tool_seconds, test_seconds,
+            session_speed, engine_speed, trainer_speed, concurrency, parameters, routed, base_every,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    table = Table("what", "how many", "because", box=None, header_style="bold")
+    for row in reckoned(load):
+        table.add_row(*row)
+    Console().print(table)
 
 
 def demo(

@@ -1,14 +1,17 @@
 """`etude dlq`: what no service could read or use, why, and the way back once the cause is mended.
 
 The dead letters of a topic are a topic themselves. Being replayed is acknowledging, in a consumer group of its own: a
-letter is put back once, however often and from wherever `replay` is called, and none is ever removed.
+letter is put back once, however often and from wherever `replay` is called (again only where one was ended in the middle).
+Each stays for a year, put back or not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared import bus as buses
-from shared.bus import Bus, Delivery, dead_letters
+from shared.bus import Bus, BusUnavailable, Delivery, dead_letters
 from shared.contracts.codec import MessageTooLarge, Raw
 from shared.contracts.topics import TOPICS, Topic
 from shared.settings import ServiceSettings, Told
@@ -27,6 +30,8 @@ NOBODY = "dlq.nobody"  # a group that acknowledges nothing: its lag counts every
 OURS = ("dead-letter-reason", "dead-letter-source", "dead-letter-cut")
 AT_A_TIME = 256
 SHOWN_BYTES = 2000
+LOOK_S = 1.0  # without a letter: is any left?
+OTHERS_S = 45.0  # of a replay that gets none: longer than a dead one's letters wait for the next, on any bus
 
 T = TypeVar("T")
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
@@ -70,6 +75,10 @@ def show(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None
         console.print(f"{name}: no dead letter{'' if offset < 0 else f' at {offset}'}.")
 
 
+class Elsewhere(Told, RuntimeError):
+    """Letters are left, and another replay holds them."""
+
+
 @app.command()
 def replay(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None:
     """Put dead letters back into their topic, byte for byte: all that never were, or the one at --offset (again)."""
@@ -91,12 +100,16 @@ def as_raw(topic: Topic) -> Topic:
 
 
 async def _replay_all(bus: Bus, topic: Topic) -> int:
+    """As many as are left at its start. Raises Elsewhere."""
     letters = dead_letters(topic)
     left = (await bus.lag([letters], REPLAYED))[letters.name]
     deliveries = bus.deliveries([letters], REPLAYED, AT_A_TIME)
     replayed = 0
     for _ in range(left):
-        letter = await anext(deliveries)
+        letter = await _next(bus, letters, deliveries)
+        if letter is None:
+            typer.echo(f"{topic.name}: another replay put the rest back meanwhile.", err=True)
+            break
         try:
             await _put_back(bus, topic, letter)
             replayed += 1
@@ -104,6 +117,30 @@ async def _replay_all(bus: Bus, topic: Topic) -> int:
             typer.echo(f"{letter.offset}: left out: {error}", err=True)
         letter.done()
     return replayed
+
+
+async def _next(bus: Bus, letters: Topic, deliveries: AsyncIterator[Delivery]) -> Delivery | None:
+    """None: nothing is left, another replay had the rest. Raises Elsewhere when another has it and does not go on."""
+    fewest, until = sys.maxsize, time.monotonic() + OTHERS_S
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                return await anext(deliveries)
+        try:
+            left = (await bus.lag([letters], REPLAYED))[letters.name]
+        except BusUnavailable:  # for a moment, while two replays are about to share the letters
+            if time.monotonic() > until:
+                raise
+            continue
+        if left == 0:
+            return None
+        if left < fewest:
+            fewest, until = left, time.monotonic() + OTHERS_S
+        elif time.monotonic() > until:
+            raise Elsewhere(
+                f"{letters.name}: {left} letters are left, and another `etude dlq replay` holds them: wait for its end, "
+                "or end it and call this again"
+            )
 
 
 async def _replay_one(bus: Bus, topic: Topic, offset: int) -> int:

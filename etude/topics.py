@@ -29,18 +29,19 @@ def wanted() -> list[Topic]:
 
 @app.command()
 def check(state: State = Path(".etude")) -> None:
-    """Compare partitions, retention and compaction with the declaration. Exit code 1 when something differs."""
+    """Compare partitions, copies, retention and compaction with the declaration. Exit code 1 when something differs."""
     _report(state, apply=False)
 
 
 @app.command()
 def apply(state: State = Path(".etude")) -> None:
-    """Make what is missing. What exists otherwise is told, never changed: other partitions would move keys."""
+    """Make what is missing, and set how many copies must have a message. What exists otherwise is told, never changed: other
+    partitions would move keys, and a shorter retention deletes."""
     _report(state, apply=True)
 
 
 def _report(state: Path, *, apply: bool) -> None:
-    from shared.bus.kafka_admin import READY_WITHIN_MS, administration, differences, look, make
+    from shared.bus.kafka_admin import READY_WITHIN_MS, administration, differences, look, make, protect
     from shared.bus.kafka_cluster import Cluster
 
     url = ServiceSettings(state=state).bus_url
@@ -56,18 +57,19 @@ def _report(state: Path, *, apply: bool) -> None:
             found = look(admin, cluster, wanted())
             if apply:
                 missing = [topic for topic in wanted() if topic.name not in found]
-                for topic in missing:
-                    make(admin, cluster, topic)
+                make(admin, cluster, missing)
                 if missing:
                     names = [cluster.physical(topic.name) for topic in missing]
                     admin.wait_for_topics(names, timeout_ms=READY_WITHIN_MS)
                     console.print(f"{len(missing)} topics made.")
+                if changed := protect(admin, cluster, wanted()):
+                    console.print(f"min.insync.replicas set of {changed} topics.")
                 found = look(admin, cluster, wanted())
     except (BusUnavailable, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     for topic in wanted():
-        if wrong := differences(topic, found.get(topic.name)):
+        if wrong := differences(topic, found.get(topic.name), cluster.replication):
             table.add_row(topic.name, "; ".join(wrong))
     if table.row_count:
         console.print(table)
