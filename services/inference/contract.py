@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from services.inference import openapi
 from services.inference.errors import errors
 from services.inference.live import Facts
 from services.inference.wire import BadRequest, CheckerRequest, PauseRequest, PinRequest, decode
@@ -50,6 +51,7 @@ class Contract(ABC):
                 web.post("/flush_cache", self.flush),
                 web.post("/weights_checker", self.weights_checker),
                 web.post("/pin", self.pin),
+                web.get("/openapi.json", self.openapi),
             ]
         )
 
@@ -111,6 +113,9 @@ class Contract(ABC):
             raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
         self._ready()
         return web.json_response({"success": True, "message": "", **await self._facts.checksums()})
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(openapi.document())
 
     async def pin(self, http: web.Request) -> web.Response:
         return web.json_response(await self._facts.pin(decode(PinRequest, await http.read()).serial))

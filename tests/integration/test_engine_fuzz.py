@@ -1,0 +1,80 @@
+"""schemathesis against a replica's own OpenAPI document: whatever is sent, no answer is a 5xx that nobody meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+from services.inference.openapi import OPERATIONS, document
+from tests.integration.engine_platform import Platform, run, start_process
+
+pytestmark = pytest.mark.slow
+CASES = int(os.environ.get("ETUDE_FUZZ_CASES", "60"))  # of each operation
+ANSWER_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A replica that serves."""
+    state: Path = tmp_path_factory.mktemp("fuzz")
+    platforms: list[Platform] = []
+
+    async def begin(platform: Platform) -> None:
+        platform.write_version(0, None)
+        await platform.start_run()
+        platforms.append(platform)
+
+    run(begin, state)
+    process, address = start_process(platforms[0])
+    try:
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def test_every_route_is_documented(url: str) -> None:
+    assert requests.get(f"{url}/openapi.json", timeout=ANSWER_S).json() == document()
+
+
+@pytest.mark.parametrize("path", list(OPERATIONS))
+def test_nothing_that_is_sent_breaks_a_replica(url: str, path: str) -> None:
+    method = OPERATIONS[path][0].upper()
+    operation = schemathesis.openapi.from_dict(document())[path][method]
+
+    def ask(case: schemathesis.Case) -> None:
+        answer = case.call(base_url=url, timeout=ANSWER_S)
+        if path == "/pause_generation":  # or the next generation waits for ever, as it should
+            requests.post(f"{url}/continue_generation", timeout=ANSWER_S)
+        checks = [not_a_server_error, status_code_conformance, response_schema_conformance]
+        case.validate_response(answer, checks=checks)
+
+    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+    for mode in modes if OPERATIONS[path][1] is not None else modes[:1]:
+        strategy = operation.as_strategy(generation_mode=mode)
+        quiet = settings(
+            max_examples=CASES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        quiet(given(case=strategy)(ask))()
+    assert requests.get(f"{url}/health", timeout=ANSWER_S).json() == {"alive": True, "serving": True}
+
+
+def test_a_body_that_is_no_json_names_what_is_wrong(url: str) -> None:
+    for body in (b"{", b"\xff", b"[]", b"null", b'{"input_ids": [1], "sampling_params": 3}', b'{"input_ids": ["a"]}'):
+        answer = requests.post(f"{url}/generate", data=body, timeout=ANSWER_S)
+        assert answer.status_code == 400, (body, answer.text)
+        assert answer.json()["error"]["message"]
