@@ -19,6 +19,8 @@ from shared.problems.pack import PackError
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.sandbox.pool import FunctionPool
 
+CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))  # fails only where every run would
+
 log = structlog.get_logger()
 
 
@@ -41,31 +43,41 @@ class Grader:
         self._name = name
 
     def work(self, job: Job) -> Answer:
-        """Leaves a verdict for every attempt that can be graded, and the answer. Failures of infrastructure are reasons in
-        the answer; only those of the object store itself are raised."""
+        """Leaves a verdict for every attempt that can be graded, and the answer. Failures of infrastructure that concern
+        single attempts are reasons in the answer. Raises what the object store raises, and SandboxUnavailable where no
+        sandbox works here any more: there is no answer then, since that says nothing about any attempt."""
         results: dict[int, Graded | str] = {}
         prepared: dict[int, _Prepared] = {}
         for i, item in enumerate(job.items):
-            if (known := self._known(item)) is not None:
-                results[i] = known
-                continue
             try:
-                prepared[i] = self._prepare(item)
+                if (known := self._known(item)) is not None:
+                    results[i] = known
+                else:
+                    prepared[i] = self._prepare(item)
             except (ObjectMissing, ObjectDamaged, PackError, grading.Ungradable, ValueError) as error:
                 results[i] = f"{type(error).__name__}: {error}"
-        try:
-            verdicts = self._run(list(prepared.values()))
-        except SandboxUnavailable as error:
-            log.error("sandbox_unavailable", error=str(error))
-            results.update(dict.fromkeys(prepared, f"SandboxUnavailable: {error}"))
-        else:
-            for (i, attempt), verdict in zip(prepared.items(), verdicts, strict=True):
-                results[i] = self._keep(
-                    attempt.item, Graded(verdict=verdict, findings=attempt.found, grader=self._name)
-                )
+        results.update(self._grade(prepared))
         answer = Answer(results=[results[i] for i in range(len(job.items))])
         self._objects.put(job.answer_key, msgspec.json.encode(answer))
         return answer
+
+    def _grade(self, prepared: dict[int, _Prepared]) -> dict[int, Graded | str]:
+        """All in one go. Where a sandbox breaks although sandboxes work, half by half: what breaks them is found, and
+        takes no other attempt along. Raises SandboxUnavailable where none works."""
+        try:
+            verdicts = self._run(list(prepared.values()))
+        except SandboxUnavailable as error:
+            self._functions.run_sync([CANARY])
+            log.warning("sandbox_broken", attempts=[a.item.key.attempt for a in prepared.values()], error=str(error))
+            if len(prepared) == 1:
+                return dict.fromkeys(prepared, f"SandboxUnavailable: {error}")
+            entries = list(prepared.items())
+            half = len(entries) // 2
+            return self._grade(dict(entries[:half])) | self._grade(dict(entries[half:]))
+        return {
+            i: self._keep(attempt.item, Graded(verdict=verdict, findings=attempt.found, grader=self._name))
+            for (i, attempt), verdict in zip(prepared.items(), verdicts, strict=True)
+        }
 
     def _known(self, item: Item) -> Graded | None:
         try:

@@ -2,6 +2,9 @@
 
 The worker takes one job at a time and runs its attempts in `grader_sandboxes` sandboxes at once; to grade more, start more
 graders. It runs in a thread beside the health endpoints. SIGTERM: the job in hand is finished, no other is taken.
+
+A grader whose sandbox breaks takes no more jobs until a sandbox works again, and is not ready meanwhile. It leaves the job
+in hand without an answer, like one that died: the service gives it again, and no attempt is blamed.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 import structlog
@@ -16,17 +21,16 @@ from celery.worker import WorkController, state
 from prometheus_client import Counter
 
 from services.reward.config import GraderSettings
-from services.reward.grade import Grader
+from services.reward.grade import CANARY, Grader
 from services.reward.jobs import QUEUE, TASK, Job, celery_app
 from shared import objects, sandbox
-from shared.sandbox import FunctionRun, SandboxUnavailable
+from shared.sandbox import SandboxUnavailable
 from shared.sandbox.pool import FunctionPool
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
 ATTEMPTS = Counter("etude_grader_attempts_total", "Attempts graded, by outcome.", ["outcome"])
 SECONDS = Counter("etude_grader_busy_seconds_total", "Time spent on jobs.")
-CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))
 CANARY_EVERY_S = 5.0
 JOIN_S = 60.0  # a job in hand takes a second or two
 
@@ -52,9 +56,12 @@ async def sandbox_ready(functions: FunctionPool, health: Health, stop: asyncio.E
 
 
 class Worker:
-    """Celery's worker in a thread of this process. `finished` is set when it has ended, whatever ended it."""
+    """Celery's worker in a thread of this process. `finished` is set when it has ended, whatever ended it. `ready` returns
+    when a sandbox works again, or when this process is told to stop."""
 
-    def __init__(self, settings: GraderSettings, grader: Grader) -> None:
+    def __init__(
+        self, settings: GraderSettings, grader: Grader, ready: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
         self._app = celery_app(settings.jobs_url)
         self.finished = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -62,7 +69,14 @@ class Worker:
         @self._app.task(name=TASK, shared=False)  # not of every other app in this process
         def grade(job: dict) -> None:
             started = time.perf_counter()
-            for result in grader.work(msgspec.convert(job, Job)).results:
+            try:
+                answer = grader.work(msgspec.convert(job, Job))
+            except SandboxUnavailable as error:
+                log.error("sandbox_unavailable", error=str(error))
+                # The thread that would take the next job waits here: each one taken would be lost within milliseconds.
+                asyncio.run_coroutine_threadsafe(ready(), self._loop).result()
+                return
+            for result in answer.results:
                 ATTEMPTS.labels("failed" if isinstance(result, str) else "graded").inc()
             SECONDS.inc(time.perf_counter() - started)
 
@@ -102,7 +116,11 @@ async def run(settings: GraderSettings) -> None:
         try:
             if not await sandbox_ready(functions, health, stop):
                 return
-            worker = Worker(settings, Grader(objects.connect(settings.objects_url), functions, health.name))
+            worker = Worker(
+                settings,
+                Grader(objects.connect(settings.objects_url), functions, health.name),
+                lambda: sandbox_ready(functions, health, stop),
+            )
             worker.start()
             ended = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.finished.wait())]
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)

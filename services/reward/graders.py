@@ -24,7 +24,7 @@ import structlog
 
 from services.reward import metrics
 from services.reward.jobs import ANSWERS, QUEUE, TASK, Answer, Graded, Item, Job, celery_app
-from shared.objects import ObjectMissing, Objects
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.telemetry import Health
 
 LOOK_S = 0.05  # between looks for an answer, while any is outstanding
@@ -131,8 +131,7 @@ class Graders:
     def _sweep(self) -> None:
         """Answers to a former life of this replica: its attempts come again from the bus, and find their verdicts."""
         with contextlib.suppress(OSError):
-            for key in list(self.objects.list(f"{self._prefix}/")):
-                self.objects.delete(key)
+            self._delete(list(self.objects.list(f"{self._prefix}/")))
 
     async def _send_batches(self) -> None:
         while True:
@@ -180,33 +179,50 @@ class Graders:
                 self._any_sent.clear()
                 await self._any_sent.wait()
             await asyncio.sleep(LOOK_S)
-            try:
-                answers = await asyncio.to_thread(self._read, [sent.key for sent in self._sent])
-            except Exception as error:  # the object store is away; the answers will not run away
+            answers, error = await asyncio.to_thread(self._read, [sent.key for sent in self._sent])
+            if error is None:
+                self.health.clear("objects")
+            else:  # the object store is away; the other answers will not run away
                 log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}")
                 self.health.wait_on("objects")
-                await asyncio.sleep(FIRST_DELAY_S)
-                continue
-            self.health.clear("objects")
             now = time.monotonic()
             for sent in list(self._sent):
                 if (answer := answers.get(sent.key)) is not None:
                     self._sent.remove(sent)
                     self._settle(sent, answer)
+                elif error is not None:
+                    continue  # it may be answered
                 elif not sent.given_again and now - sent.at > sent.patiences * self.patience_s:
                     self._give_again(sent)
                 elif now - sent.at > FORGET_AFTER * self.patience_s:
                     self._sent.remove(sent)
+            if error is not None:
+                await asyncio.sleep(FIRST_DELAY_S)
 
-    def _read(self, keys: list[str]) -> dict[str, Answer]:
-        found = {}
+    def _read(self, keys: list[str]) -> tuple[dict[str, Answer], Exception | None]:
+        """Takes the answers that are there; and what kept us from looking further. What was taken is always returned:
+        it is nowhere else any more."""
+        found: dict[str, Answer] = {}
+        failure: Exception | None = None
         for key in keys:
             try:
                 found[key] = msgspec.json.decode(self.objects.get(self.objects.head(key)), type=Answer)
             except ObjectMissing:
                 continue
-            self.objects.delete(key)
-        return found
+            except (ObjectDamaged, msgspec.DecodeError) as error:  # no answer; after a patience it is asked for again
+                log.warning("answer_unreadable", key=key, error=f"{type(error).__name__}: {error}")
+                self._delete([key])
+            except Exception as error:  # whatever an adapter raises while its store is away
+                failure = error
+                break
+        self._delete(list(found))
+        return found, failure
+
+    def _delete(self, keys: list[str]) -> None:
+        """What cannot be deleted now is swept at the next start."""
+        with contextlib.suppress(OSError):
+            for key in keys:
+                self.objects.delete(key)
 
     def _settle(self, sent: _Sent, answer: Answer) -> None:
         self._answers += 1

@@ -72,7 +72,9 @@ async def serve(
 class Worker:
     """Invariants: a request is acknowledged only when its claim is durable; from then on an attempt in hand ends with
     exactly one durable message (finished or failed) unless the ledger itself dropped it or this process dies, and then
-    the ledger's lease gives it to another worker under the next epoch."""
+    the ledger's lease gives it to another worker under the next epoch. A request that is not claimed is acknowledged
+    only if the ledger cannot want it any more, or when it was told durably that the attempt failed: nobody else would
+    ask for it again."""
 
     def __init__(
         self,
@@ -133,11 +135,20 @@ class Worker:
         request: RolloutRequested = delivery.message
         key = request.key
         if key.purpose is Purpose.train and (state := self.runs.state(request.run)) != "running":
-            delivery.done() if state == "finished" else delivery.retry(HELD_RETRY_S)
+            if state == "finished":
+                # Most such requests are of no use to the ledger, but a run may be resumed, and what it asks for then may be
+                # here before its word. Held for ever, those of finished runs would crowd out the others.
+                await self._failed(request, "its run is finished, as far as this worker has heard")
+                delivery.done()
+            else:
+                delivery.retry(HELD_RETRY_S)
             return
         known = self.held.get(key.attempt)
         if known is not None and known.epoch >= key.epoch:  # delivered again, or a zombie of an older epoch
-            delivery.done()
+            # Of the same epoch the delivery before this one counts no more, if the bus took it from us in between. So
+            # this one stands for the request until the attempt is claimed (then it has an agent).
+            over = known.epoch > key.epoch or known.dropped or known.agent is not None
+            delivery.done() if over else delivery.retry(UNREADY_RETRY_S)
             return
         if known is not None:
             known.drop()

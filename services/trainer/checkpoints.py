@@ -124,7 +124,8 @@ def write(
     trained: frozenset[str] | set[str],
     scratch: Path,
 ) -> Ref:
-    """Durable when it returns; atomic: the manifest comes last. Older checkpoints beyond KEEP are deleted after it."""
+    """Durable when it returns; atomic: the manifest comes last. Older checkpoints beyond KEEP are deleted after it, and what
+    earlier incarnations left of theirs when they died in between."""
     prefix = checkpoint_prefix(committed.run, mine.incarnation, committed.step)
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
@@ -143,7 +144,7 @@ def write(
     )
     check_not_superseded(objects, mine, committed.run)
     ref = objects.put(f"{prefix}/manifest.json", msgspec.json.encode(manifest))
-    _prune(objects, committed.run)
+    _prune(objects, mine, committed.run)
     return ref
 
 
@@ -161,12 +162,21 @@ def found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
     return sorted(places, reverse=True)
 
 
-def _prune(objects: Objects, run: str) -> None:
+def _prune(objects: Objects, mine: Incarnation, run: str) -> None:
     for _, _, key in found(objects, run)[KEEP:]:
         prefix = key.removesuffix("/manifest.json")
         objects.delete(key)  # first, so that no half checkpoint looks whole
         for other in list(objects.list(prefix + "/")):
             objects.delete(other)
+    root = f"runs/{run}/checkpoints/"
+    parts: dict[str, list[str]] = {}
+    for key in objects.list(root):
+        parts.setdefault(key.removeprefix(root).partition("/")[0], []).append(key)
+    for place, keys in parts.items():
+        # Ours, or a later one's, may just be written. Earlier incarnations are over: none of theirs gets a manifest now.
+        if int(place.partition("-")[0]) < mine.incarnation and f"{root}{place}/manifest.json" not in keys:
+            for key in keys:
+                objects.delete(key)
 
 
 def manifests(objects: Objects, run: str) -> Iterator[StepCheckpoint]:

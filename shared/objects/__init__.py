@@ -1,7 +1,8 @@
 """The object store: one small Protocol, two adapters (`directory` for one machine, `s3` for MinIO and any S3).
 
 Promises, the same for both and held by tests/contract/test_objects.py: a put is atomic (a reader sees the whole object
-or none) and returns a `Ref`; a get verifies size and checksum (xxh3-128); `put_if_absent` is a conditional put.
+or none) and returns a `Ref`; a get verifies size and checksum (xxh3-128); `head` names the checksum of what was put, so
+that a get by it finds damage (a directory needs extended attributes for that); `put_if_absent` is a conditional put.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 Invariants
 - A reader sees a whole object or none: bytes are written below `.tmp/` of the same file system and renamed into place.
 - `put_if_absent` links the finished file to its name, which fails if the name is taken: exactly one of many wins.
-- A get re-computes xxh3-128 over what it reads.
+- A get re-computes xxh3-128 over what it reads. The checksum of the bytes that were put lies with them, in an extended
+  attribute of the file: it is there before the file has its name, and goes with it. So `get(head(key))` finds damage too.
+  Where it is missing (a file system or a copy without attributes, an object of an older version), `head` computes it.
 - After the death of a process at any moment there are whole objects and perhaps a forgotten temporary, which is swept
-  a day later. Surviving a power loss is a setting (`fsync`), off by default.
+  a day later. Surviving a power loss is a setting (`fsync`), off by default: it syncs the file and every folder on the way
+  that is new.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, keys
 
 CHUNK = 1 << 20
+CHECKSUM = "user.xxh3-128"
 SWEEP_AFTER_S = 24 * 3600.0  # a temporary that nobody has written to for so long belongs to a dead process
 
 
@@ -32,7 +36,10 @@ class DirectoryObjects:
         self.root = root.absolute()
         self._fsync = fsync
         self._temporary = self.root / ".tmp"
+        new = [folder for folder in (self.root, *self.root.parents) if not folder.exists()] if fsync else []
         self._temporary.mkdir(parents=True, exist_ok=True)
+        for made in new:
+            _sync(made.parent)
         self._sweep()
 
     def put(self, key: str, data: bytes) -> Ref:
@@ -74,7 +81,9 @@ class DirectoryObjects:
 
     def head(self, key: str) -> Ref:
         with self._open(key) as file:
-            size, checksum = _copy(file, None)
+            size, checksum = os.fstat(file.fileno()).st_size, _kept(file)
+            if checksum is None:
+                size, checksum = _copy(file, None)
         return Ref(key=key, size=size, checksum=checksum)
 
     def list(self, prefix: str) -> Iterator[str]:
@@ -109,6 +118,7 @@ class DirectoryObjects:
                     size, checksum = len(source), xxhash.xxh3_128_hexdigest(source)
                 else:
                     size, checksum = _copy(source, sink)
+                _keep(sink, checksum)
                 if self._fsync:
                     sink.flush()
                     os.fsync(sink.fileno())
@@ -117,6 +127,8 @@ class DirectoryObjects:
             temporary.unlink(missing_ok=True)
 
     def _place(self, how: Callable[[Path, Path], None], temporary: Path, target: Path, key: str) -> None:
+        # Each is an entry of the one above it. A folder that another process makes in this very moment, that one syncs.
+        new = [folder for folder in target.parents if not folder.exists()] if self._fsync else []
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             how(temporary, target)
@@ -125,11 +137,8 @@ class DirectoryObjects:
                 raise
             raise ValueError(f"object key {key!r}: an object cannot lie under the key of another one") from None
         if self._fsync:
-            folder = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            for folder in (target.parent, *(made.parent for made in new)):
+                _sync(folder)
 
     def _walk(self, folder: Path, path: str, begin: str) -> Iterator[str]:
         try:
@@ -161,6 +170,27 @@ def _copy(source: IO[bytes], sink: IO[bytes] | None) -> tuple[int, str]:
         if sink:
             sink.write(chunk)
     return size, hasher.hexdigest()
+
+
+def _keep(file: IO[bytes], checksum: str) -> None:
+    """As well as the system can."""
+    with contextlib.suppress(OSError, AttributeError):  # no attributes here, or no room for one; not known to macOS
+        os.setxattr(file.fileno(), CHECKSUM, checksum.encode())
+
+
+def _kept(file: IO[bytes]) -> str | None:
+    try:
+        return os.getxattr(file.fileno(), CHECKSUM).decode("ascii", "replace")
+    except (OSError, AttributeError):
+        return None
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _verify(ref: Ref, size: int, checksum: str) -> None:

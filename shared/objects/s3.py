@@ -5,7 +5,8 @@ Invariants
   a get re-computes it.
 - `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024). A request whose answer was lost
   is sent again and then refused by its own first try: the object carries who wrote it, so that we know our own.
-- A large file goes in parts: a few of them lie in memory, never the whole.
+- A large file goes in parts: a few of them lie in memory, never the whole. An upload that broke off goes on where it was
+  when it is asked for again (`multipart`).
 - A server that is away, hangs or refuses is ObjectsUnavailable after a bounded time.
 """
 
@@ -27,11 +28,12 @@ from minio.error import MinioException, S3Error
 from urllib3.exceptions import HTTPError
 
 from shared.contracts.run import Ref
-from shared.objects import ObjectDamaged, ObjectMissing, ObjectsUnavailable, keys
+from shared.objects import ObjectDamaged, ObjectMissing, ObjectsUnavailable, keys, multipart
 from shared.objects.directory import CHUNK
 from shared.settings import masked
 
 PREFIX = "x-amz-meta-"
+CONTENT_TYPE = "application/octet-stream"
 CHECKSUM, WRITER = "xxh3-128", "writer"
 # A stopped server accepts no connection, a hanging one sends nothing: callers retry, so a request may fail soon. A part
 # of a large file takes a while on a slow network.
@@ -102,7 +104,11 @@ class S3Objects:
             file.seek(0)
             checksum = hasher.hexdigest()
             with self._answers(key):
-                self._client.put_object(self._bucket, key, file, size, metadata={CHECKSUM: checksum})
+                if size > multipart.PART:
+                    headers = {"Content-Type": CONTENT_TYPE, PREFIX + CHECKSUM: checksum}
+                    multipart.upload(self._client, self._bucket, key, file, size, checksum, headers)
+                else:
+                    self._client.put_object(self._bucket, key, file, size, metadata={CHECKSUM: checksum})
         return Ref(key=key, size=size, checksum=checksum)
 
     def put_if_absent(self, key: str, data: bytes) -> Ref | None:
@@ -110,7 +116,7 @@ class S3Objects:
         checksum, writer = xxhash.xxh3_128_hexdigest(data), uuid.uuid4().hex
         headers: dict[str, str | list[str] | tuple[str]] = {
             "If-None-Match": "*",
-            "Content-Type": "application/octet-stream",
+            "Content-Type": CONTENT_TYPE,
             PREFIX + CHECKSUM: checksum,
             PREFIX + WRITER: writer,
         }

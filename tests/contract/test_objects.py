@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import select
 import signal
@@ -22,8 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.contracts.run import Ref
-from shared.objects import ObjectDamaged, ObjectMissing, Objects, connect, keys
+from shared.objects import ObjectDamaged, ObjectMissing, Objects, connect, directory, keys
 from shared.objects.directory import DirectoryObjects
+from shared.objects.s3 import CHECKSUM, S3Objects
 from tests.servers import need
 
 
@@ -144,14 +147,74 @@ def test_an_object_cannot_lie_under_anothers_key_in_a_directory(tmp_path):
     assert list(objects.list("")) == ["a/b"]
 
 
-def test_a_flipped_bit_on_disk_is_damage(tmp_path):
+def flip(objects: Objects, ref: Ref) -> None:
+    """One bit of what lies under `ref.key` changes, and nothing that the store knows about it."""
+    raw = bytearray(objects.get(ref))
+    raw[len(raw) // 2] ^= 1
+    if isinstance(objects, DirectoryObjects):
+        (objects.root / ref.key).write_bytes(raw)
+    else:
+        assert isinstance(objects, S3Objects)
+        metadata: dict[str, str | list[str] | tuple[str]] = {CHECKSUM: ref.checksum}
+        objects._client.put_object(objects._bucket, ref.key, io.BytesIO(raw), len(raw), metadata=metadata)
+
+
+@pytest.mark.parametrize("how", ["put", "put_file", "put_if_absent"])
+def test_a_flipped_bit_is_damage_even_if_the_reference_was_asked_for_afterwards(objects, prefix, tmp_path, how):
+    """It may well be valid JSON still."""
+    data = b'{"step": 40, "loss": 0.125}' * 40
+    (tmp_path / "file").write_bytes(data)
+    ref = getattr(objects, how)(f"{prefix}/a", tmp_path / "file" if how == "put_file" else data)
+    flip(objects, ref)
+    for found in (ref, objects.head(ref.key)):
+        with pytest.raises(ObjectDamaged, match="checksum"):
+            objects.get(found)
+        with pytest.raises(ObjectDamaged, match="checksum"):
+            objects.get_file(found, tmp_path / "back")
+    assert objects.get(objects.put(ref.key, b"new")) == b"new"
+    assert objects.get(objects.head(ref.key)) == b"new"
+
+
+def test_a_directory_without_attributes_is_read_and_written_all_the_same(tmp_path, monkeypatch):
+    """What an older version wrote, a copy that left them behind, a file system that has none."""
     objects = DirectoryObjects(tmp_path / "o")
-    ref = objects.put("a", b"x" * 1000)
-    raw = bytearray((tmp_path / "o" / "a").read_bytes())
-    raw[500] ^= 1
-    (tmp_path / "o" / "a").write_bytes(raw)
-    with pytest.raises(ObjectDamaged, match="a: checksum"):
-        objects.get(ref)
+    old = objects.put("old", b"old")
+    os.removexattr(tmp_path / "o" / "old", directory.CHECKSUM)
+    assert objects.head("old") == old
+    assert objects.get(objects.head("old")) == b"old"
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(os, "setxattr", unsupported)
+    new = objects.put_if_absent("new", b"new")
+    assert new is not None
+    assert objects.head("new") == new
+    assert objects.get(objects.head("new")) == b"new"
+    assert list(objects.list("")) == ["new", "old"]
+
+
+def test_a_durable_put_syncs_the_object_and_every_new_folder_above_it(tmp_path, monkeypatch):
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    objects = DirectoryObjects(tmp_path / "made" / "o", fsync=True)
+    assert {str(tmp_path), str(tmp_path / "made")} <= set(synced)  # the entries of `made` and `o`
+    root = tmp_path / "made" / "o"
+    for key, folders in (
+        ("a/b/c/x", ["", "a", "a/b", "a/b/c"]),
+        ("a/b/c/y", ["a/b/c"]),
+        ("a/z/x", ["a", "a/z"]),
+    ):
+        synced.clear()
+        objects.put_if_absent(key, b"x")
+        assert {path for path in synced if "/.tmp/" not in path} == {str(root / folder) for folder in folders}
+        assert any("/.tmp/" in path for path in synced)
 
 
 @pytest.mark.parametrize("fsync", [False, True])

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.reward.config import GraderSettings, RewardSettings
 from services.reward.grade import Grader
-from services.reward.grader import Worker
+from services.reward.grader import Worker, sandbox_ready
 from services.reward.graders import CeleryJobs
 from services.reward.service import serve
 from shared import bus as buses
@@ -37,7 +37,10 @@ from shared.objects import connect as connect_objects
 from shared.problems import Case, Hidden, Limits, Problem
 from shared.problems.pack import write
 from shared.problems.values import encode
+from shared.sandbox import SandboxUnavailable, process
 from shared.sandbox import connect as connect_sandbox
+from shared.sandbox.pool import FunctionPool
+from shared.sandbox.slot import Nursery, Slot
 from shared.telemetry import Health
 
 FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
@@ -45,6 +48,26 @@ RUN = "r-test"
 RIGHT = "def f(x):\n    return x + 1\n"
 WRONG = "def f(x):\n    return x - 1\n"
 SLOW = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x + 1\n"
+
+
+class Breakable:
+    """Sandboxes (bare processes) that die and do not start again while `broken`."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.started: list[Nursery] = []
+        self.functions = FunctionPool(lambda _: Slot(self.start, lambda top: ()), workers=1)
+
+    def start(self) -> Nursery:
+        if self.broken:
+            raise SandboxUnavailable("somebody changed the machine")
+        self.started.append(process.start())
+        return self.started[-1]
+
+    def break_down(self) -> None:
+        self.broken = True
+        for nursery in self.started:
+            nursery.process.kill()
 
 
 def case(x: int) -> Case:
@@ -154,13 +177,18 @@ class Platform:
             process.wait()
 
     @contextlib.asynccontextmanager
-    async def grader_here(self) -> AsyncIterator[None]:
+    async def grader_here(self, functions: FunctionPool = FUNCTIONS) -> AsyncIterator[Health]:
         """The same worker in this process: it starts at once. For what needs no signal."""
-        worker = Worker(GraderSettings(state=self.state), Grader(self.objects, FUNCTIONS, "here"))
+        settings, stop = GraderSettings(state=self.state), asyncio.Event()
+        health = Health("grader", settings)
+        worker = Worker(
+            settings, Grader(self.objects, functions, "here"), lambda: sandbox_ready(functions, health, stop)
+        )
         worker.start()
         try:
-            yield
+            yield health
         finally:
+            stop.set()
             await worker.stop()
 
     @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.reward import grader
 from services.reward.jobs import Graded
 from shared.contracts import topics
 from shared.contracts.ids import attempt_prefix
@@ -24,7 +25,9 @@ from shared.contracts.messages import (
 )
 from shared.contracts.run import Purpose, Ref, RewardConfig
 from shared.problems import Hidden
-from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, case, platform
+from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, Breakable, case, platform
+
+POISON = "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)"
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 
@@ -79,15 +82,21 @@ def test_what_cannot_be_graded_fails_and_is_never_a_reward(tmp_path: Path) -> No
             await p.announce()
             missing = Ref(key="runs/none", size=1, checksum="0" * 32)
             damaged = p.objects.put("damaged", b"no trajectory")
+            verdict = f"{attempt_prefix(RUN, 'verdict', 0)}/verdict.json"
+            p.objects.put(verdict, msgspec.json.encode(Graded(verdict=Verdict(solved=True, passed=3, total=3))))
+            path = tmp_path / "objects" / verdict
+            path.write_bytes(path.read_bytes().replace(b"3", b"4"))
             async with p.grader_here():
                 await p.finish("missing", RIGHT, trajectory=missing)
                 await p.finish("damaged", RIGHT, trajectory=damaged)
                 await p.finish("unknown", RIGHT, pack_hidden=p.lines("packs/other", Hidden(id="q", cases=[case(1)])))
+                await p.finish("verdict", RIGHT)
                 await p.finish("fine", RIGHT)
                 for name, reason in (
                     ("missing", "ObjectMissing"),
                     ("damaged", "not a traj"),
                     ("unknown", "no problem 'p'"),
+                    ("verdict", "ObjectDamaged"),
                 ):
                     failed = await p.outcome(name)
                     assert isinstance(failed, RolloutFailed)
@@ -134,6 +143,54 @@ def test_a_grader_killed_in_mid_batch_loses_nothing(tmp_path: Path) -> None:
             assert all(len(p.outcomes[name]) == 1 for name in names)
 
     asyncio.run(scenario())
+
+
+def test_a_grader_whose_sandbox_breaks_takes_nothing_more_until_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grader, "CANARY_EVERY_S", 0.2)
+    sandboxes = Breakable()
+
+    async def scenario() -> None:
+        async with platform(tmp_path, patience_s=1.0) as p, p.service(), p.grader_here(sandboxes.functions) as health:
+            await p.announce()
+            await p.finish("warm", RIGHT)
+            await p.outcome("warm")
+            sandboxes.break_down()
+            for i in range(4):
+                await p.finish(f"a{i}", RIGHT)
+            await p.until(lambda: not health.ready, 20)
+            await asyncio.sleep(4.0)  # two tries, a second apart, would be over by now
+            assert set(p.outcomes) == {"warm"}
+            assert not health.ready
+            sandboxes.broken = False
+            outcomes = [await p.outcome(f"a{i}", 60) for i in range(4)]
+            assert all(isinstance(o, RolloutScored) and o.verdict.solved for o in outcomes)
+            assert health.ready
+
+    asyncio.run(scenario())
+    sandboxes.functions.close_sync()
+
+
+def test_an_attempt_that_breaks_its_sandbox_takes_no_neighbour_along(tmp_path: Path) -> None:
+    sandboxes = Breakable()
+
+    async def scenario() -> None:
+        async with platform(tmp_path) as p, p.service():
+            await p.announce()
+            await p.finish("poison", POISON)
+            for i in range(6):
+                await p.finish(f"a{i}", RIGHT)
+            await asyncio.sleep(0.5)  # all of them in one job
+            async with p.grader_here(sandboxes.functions):
+                outcomes = [await p.outcome(f"a{i}", 60) for i in range(6)]
+                poison = await p.outcome("poison", 60)
+            assert all(isinstance(o, RolloutScored) and o.verdict.solved for o in outcomes)
+            assert isinstance(poison, RolloutFailed)
+            assert "died twice under one run" in poison.reason
+
+    asyncio.run(scenario())
+    sandboxes.functions.close_sync()
 
 
 def test_the_first_verdict_wins(tmp_path: Path) -> None:

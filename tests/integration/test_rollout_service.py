@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from services.rollout import runs
+from services.rollout.config import RolloutSettings
+from services.rollout.engine_client import EngineClient
+from services.rollout.service import Worker
+from shared import sandbox
 from shared.contracts import topics
 from shared.contracts.messages import (
     AttemptCancel,
@@ -17,11 +24,14 @@ from shared.contracts.messages import (
     AttemptHeartbeat,
     RolloutFailed,
     RolloutFinished,
+    RolloutRequested,
     RunControl,
     StopReason,
 )
-from shared.contracts.run import Purpose
+from shared.contracts.run import Purpose, Ref
 from shared.contracts.trajectory import unpack, unpack_routing
+from shared.objects.directory import DirectoryObjects
+from shared.telemetry import Health
 from tests.integration.rollout_platform import Engine, Platform, eventually, make_checkpoint, platform, routing_of
 
 
@@ -349,5 +359,94 @@ def test_old_words_about_a_run_that_goes_on_lose_no_request(run: Runner) -> None
             await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="resume"))
             (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert finished.key.attempt == asked.attempt
+
+    run(scenario)
+
+
+def test_a_request_to_a_run_that_seems_finished_is_given_back_not_dropped(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run may have been resumed; that word comes on another topic, and may come later."""
+    monkeypatch.setattr(runs, "SURE_AFTER_S", 0.0)
+
+    async def scenario(p: Platform) -> None:
+        await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="finished"))
+        async with Engine(p.repairs, serial=0).running() as engine, p.worker():
+            await p.announce(engine)
+            await asyncio.sleep(0.3)
+            asked = await p.ask(p.request())
+            (failed,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
+            assert isinstance(failed, RolloutFailed)
+            assert failed.key == asked
+            await p.acknowledged(topics.ROLLOUTS_REQUESTED, "rollout")
+
+    run(scenario)
+
+
+@dataclass
+class Handed:
+    """A delivery by hand, and the worker's answer to it."""
+
+    message: RolloutRequested
+    topic: topics.Topic = topics.ROLLOUTS_REQUESTED
+    key: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    offset: int = 0
+    answer: str = ""
+
+    def done(self) -> None:
+        self.answer = self.answer or "done"
+
+    def retry(self, after_s: float) -> None:
+        self.answer = self.answer or "retry"
+
+    def bury(self, reason: str) -> None:
+        self.answer = self.answer or "buried"
+
+
+class Hanging(DirectoryObjects):
+    """A store that hangs until `on` is set, and then `fails` or not."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked, self.on, self.fails = threading.Event(), threading.Event(), True
+
+    def head(self, key: str) -> Ref:
+        self.asked.set()
+        self.on.wait(20)
+        if self.fails:
+            raise OSError("away")
+        return super().head(key)
+
+
+def test_a_request_that_comes_again_before_its_claim_is_not_acknowledged(run: Runner) -> None:
+    """A rebalance takes it away and hands it to the same worker again: only the second delivery counts then."""
+
+    async def scenario(p: Platform) -> None:
+        objects = Hanging(p.state / "objects")
+        config = RolloutSettings(state=p.state, name="w")
+        async with EngineClient(generate_s=1.0, probe_s=1.0) as client:
+            functions = sandbox.connect("process", 1)
+            worker = Worker(config, p.bus, objects, functions, Health("rollout", config), client)
+            request = p.request()
+            first, second, third, fourth = (Handed(request) for _ in range(4))
+            preparing = asyncio.create_task(worker.attempt(first))
+            await asyncio.to_thread(objects.asked.wait, 20)
+            await worker.attempt(second)
+            assert (first.answer, second.answer) == ("", "retry")
+            objects.on.set()
+            await preparing  # it failed: had the second been acknowledged, nobody would ask again
+            assert first.answer == "retry"
+
+            objects.fails = False
+            running = asyncio.create_task(worker.attempt(third))
+            await eventually(lambda: third.answer == "done")
+            claims = await p.heard(topics.ATTEMPTS_PROGRESS, 1)
+            assert [c.key for c in claims] == [request.key]
+            await worker.attempt(fourth)
+            assert fourth.answer == "done"  # the claim is durable
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await functions.close()
 
     run(scenario)

@@ -15,6 +15,7 @@ from services.reward.jobs import Answer, Graded, Item, Job
 from shared.contracts.messages import AttemptKey, Verdict
 from shared.contracts.run import Ref
 from shared.objects import Objects, connect
+from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
@@ -112,3 +113,65 @@ def test_an_attempt_that_kills_its_graders_is_found_out_and_takes_nobody_along(t
         assert [job for job in jobs.jobs if "poison" in job][-MAX_SILENT:] == [["poison"]] * MAX_SILENT
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+class Stumbling(DirectoryObjects):
+    """Fails the first look at every key that `stumbles` names, as a store does that goes away for a moment."""
+
+    def __init__(self, root: Path, stumbles: Callable[[str], bool]) -> None:
+        super().__init__(root)
+        self.stumbles, self.stumbled = stumbles, set[str]()
+
+    def get(self, ref: Ref) -> bytes:
+        if self.stumbles(ref.key) and ref.key not in self.stumbled:
+            self.stumbled.add(ref.key)
+            raise OSError("away")
+        return super().get(ref)
+
+
+def test_an_answer_is_not_lost_when_the_next_one_cannot_be_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        sent: list[Job] = []
+        objects = Stumbling(tmp_path / "o", lambda key: len(sent) > 1 and key == sent[1].answer_key)
+
+        class Late:
+            async def send(self, job: Job) -> None:
+                sent.append(job)
+                if len(sent) == 2:  # both answers lie there at the same look
+                    for each in sent:
+                        objects.put(each.answer_key, msgspec.json.encode(Answer(results=[SOLVED])))
+
+            async def close(self) -> None: ...
+
+        health = Health("reward", settings)
+        async with Graders(Late(), objects, health, batch=1, linger_s=0.0, patience_s=3.0, tries=2) as graders:
+            outcomes = await asyncio.gather(*(graders.grade(item(name)) for name in ("first", "second")))
+        assert outcomes == [SOLVED, SOLVED]
+        assert objects.stumbled == {sent[1].answer_key}
+        assert len(sent) == 2, "an answered job was given again"
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert list(DirectoryObjects(tmp_path / "o").list("grading/")) == []
+
+
+def test_an_answer_that_cannot_be_understood_is_asked_for_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        sent: list[Job] = []
+
+        class Garbled:
+            async def send(self, job: Job) -> None:
+                sent.append(job)
+                whole = msgspec.json.encode(Answer(results=[SOLVED]))
+                objects.put(job.answer_key, whole if len(sent) > 1 else whole[:-1])
+
+            async def close(self) -> None: ...
+
+        health = Health("reward", settings)
+        async with Graders(Garbled(), objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
+            assert await graders.grade(item("a")) == SOLVED
+        assert len(sent) == 2
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
