@@ -21,6 +21,7 @@ from infra.servers.minio import Minio
 from infra.servers.place import Place, Server
 from infra.servers.postgres import Postgres
 from infra.servers.redis import Redis
+from shared.process import identity
 
 SERVERS: tuple[type[Server], ...] = (Redis, Postgres, Minio, Kafka)  # quickest to get first
 NAMES = tuple(kind.name for kind in SERVERS)
@@ -95,7 +96,7 @@ def _start(server: Server, place: Place, row: state.Running) -> None:
             start_new_session=True,  # Ctrl-C in a test is not meant for it
         )
     row.pid, row.stop = process.pid, launch.stop
-    row.started = psutil.Process(process.pid).create_time()
+    row.identity = identity(process.pid)
 
 
 def _await(server: Server, place: Place, row: state.Running) -> None:

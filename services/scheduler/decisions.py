@@ -70,7 +70,8 @@ def _reconcile(ws: WorkingSet, now: float, limits: Limits, *, asking: bool) -> N
     assert ws.config
     schedule = ws.config.schedule
     for attempt in list(ws.live()):
-        if attempt.state in (AttemptState.claimed, AttemptState.finished):
+        watched = attempt.state in (AttemptState.claimed, AttemptState.finished)
+        if watched or (attempt.state is AttemptState.requested and asking):  # a paused run's workers take nothing up
             _watch(ws, attempt, now, limits, schedule.lease_s)
         if attempt.state is AttemptState.lost:
             match reconciler.fate(attempt.epoch, now - attempt.lost_at, schedule.replacements):
@@ -92,9 +93,12 @@ def overdue(ws: WorkingSet, now: float, limits: Limits) -> bool:
 def _overdue(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> str:
     # While no attempt at all is graded, graders are away rather than this verdict lost.
     patiences = 1 if ws.scored_at > (attempt.finished_at or 0.0) else GRADERS_AWAY
+    # Leaving out what this scheduler did not see: a request waits since it was made, heard of again, or could be taken up.
+    waited_s = now - max(attempt.heard_at, limits.listening_since, ws.resumed_at)
     return reconciler.overdue(
         attempt.state,
         silent_s=now - max(attempt.heard_at, limits.listening_since),
+        passed_over_s=waited_s if ws.taken_at > attempt.requested_at else None,
         cancelled_s=None if attempt.cancelled_at is None else now - max(attempt.cancelled_at, limits.listening_since),
         graded_s=None if attempt.finished_at is None else now - max(attempt.finished_at, limits.listening_since),
         lease_s=lease_s,
@@ -154,7 +158,8 @@ def _close(ws: WorkingSet, group: Group, now: float) -> None:
     group.thinking_tokens = sum(e.thinking_tokens for e in efforts) / count
     group.versions = sorted({version for a in survivors for version in a.versions})
     ws.head.last_ready += 1
-    group.state, group.sequence, group.closed_at, group.step = GroupState.ready, ws.head.last_ready, now, ws.tip
+    group.enter(GroupState.ready)
+    group.sequence, group.closed_at, group.step = ws.head.last_ready, now, ws.tip
     ws.event(now, "group.ready", group.id, sequence=group.sequence, members=[a.id for a in survivors])
     ws.touch(group)
     _forget(ws, group)
@@ -170,7 +175,8 @@ def drop(ws: WorkingSet, group: Group, reason: str, now: float) -> None:
     for attempt in group.attempts:
         if attempt.state not in ENDS:
             _end(ws, attempt, AttemptState.dropped, reason, now)
-    group.state, group.closed_at, group.reason = GroupState.dropped, now, reason
+    group.enter(GroupState.dropped)
+    group.closed_at, group.reason = now, reason
     ws.event(now, "group.dropped", group.id, reason=reason)
     ws.touch(group)
     _forget(ws, group)

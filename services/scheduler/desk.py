@@ -1,7 +1,10 @@
 """One batch: messages in, one transaction, messages out. Synchronous; the service runs it in a thread.
 
 A message that cannot be applied never stops the others: it comes back as refused, with the reason, for the dead-letter
-topic. After any failure the working sets are thrown away, and the same batch is applied to what the ledger says.
+topic. Whatever goes wrong with a batch that is not an outage (what the tables refuse, a number that no column holds, an
+answer too large to send) is one message's doing until tried alone; a message is blamed only where the desk can go on
+without it. After any failure the working sets are thrown away, all of them are loaded anew, also those of runs that the
+batch does not mention, and the same batch is applied to what the ledger says.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ class Result:
     refused: dict[int, str] = field(default_factory=dict)
     outbox: list[tuple[str, Message]] = field(default_factory=list)
     waits: set[str] = field(default_factory=set)
+
+
+class _Unwritable(Exception):
+    """What cannot be written although the ledger is there. Which message said it, only trying them alone can tell."""
 
 
 class _Stumbled(Exception):
@@ -103,20 +110,27 @@ class Desk:
             try:
                 return self._once(batch, now, published or {}, refused)
             except _Stumbled as stumbled:
-                self.sets.clear()
+                self._forget()
                 refused[stumbled.index] = stumbled.reason
-            except (IntegrityError, DataError) as error:
-                # A message that the tables refuse. Which one, only trying them alone can tell.
-                self.sets.clear()
+            except Exception as error:
+                self._forget()
+                if _is_outage(error):
+                    raise
                 if len(batch) > 1:
                     return self._one_by_one(batch, now, published)
                 if refused or not batch:
                     raise
+                without = self.handle([], now, published)  # raises: then the message is not to blame
                 log.exception("message_refused_by_ledger", message=repr(batch[0].message)[:500])
-                refused[0] = f"the ledger refuses what it says: {error.orig}"
+                without.refused[0] = f"the ledger refuses what it says: {_words(error)}"
+                return without
             except BaseException:
-                self.sets.clear()
+                self._forget()
                 raise
+
+    def _forget(self) -> None:
+        self.sets.clear()
+        self._started = False
 
     def _now_limits(self) -> Limits:
         return Limits(*self._limits, listening_since=self._listening_since)
@@ -147,7 +161,7 @@ class Desk:
                 self._apply(received, now, gone)
             except intake.Refused as why:
                 result.refused[index] = str(why)
-            except (Fenced, DBAPIError, OSError):
+            except (Fenced, DBAPIError, OSError, _Unwritable):
                 raise
             except Exception as error:
                 log.exception("message_stumbled", topic=received.topic.name, message=repr(received.message)[:500])
@@ -174,7 +188,7 @@ class Desk:
         intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
         if ws.forked:
             # The lineage changed, and the groups that it freed are in the ledger only. Write what is, and load it anew.
-            self.store.commit([ws], {}, now, self.term)
+            self._write([ws], {}, now)
             self._early.extend((ws.id, one) for one in ws.changes.outbox)
             del self.sets[ws.id]
             ws = self._open(message.run, now)
@@ -223,16 +237,37 @@ class Desk:
     def _commit(self, now: float, published: dict[str, int], result: Result) -> None:
         changed = [ws for ws in self.sets.values() if ws.changes]
         if changed or published:
-            self.store.commit(changed, published, now, self.term)
+            self._write(changed, published, now)
         result.outbox, self._early = self._early, []
         for ws in changed:
             result.outbox.extend((ws.id, one) for one in ws.changes.outbox)
             ws.changes = Changes()
 
+    def _write(self, sets: list[WorkingSet], published: dict[str, int], now: float) -> None:
+        try:
+            self.store.commit(sets, published, now, self.term)
+        except Exception as error:
+            if _is_outage(error):
+                raise
+            raise _Unwritable(_words(error)) from error
+
     def _let_go(self, now: float) -> None:
         for run, ws in list(self.sets.items()):
             if ws.head.state is RunState.finished and now - (ws.head.finished_at or now) > KEEP_FINISHED_S:
                 del self.sets[run]
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the same can succeed later: another leads, or a store is away."""
+    if isinstance(error, IntegrityError | DataError):
+        return False
+    return isinstance(error, Fenced | DBAPIError | OSError)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, DBAPIError):
+        return str(error.orig)
+    return str(error) if isinstance(error, _Unwritable) else f"{type(error).__name__}: {error}"
 
 
 def _code_version() -> str:

@@ -92,6 +92,8 @@ def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]
         _check_verdict(ws, attempt, message)
     moved = attempt.told(key.epoch, state)
     attempt.heard_at = now
+    if attempt.claimed_at is None:
+        ws.taken_at = now  # whatever is said of it, a worker has taken it up
     data: dict[str, Any] = {}
     match message:
         case m.AttemptClaimed():
@@ -145,6 +147,7 @@ def heartbeat(ws: WorkingSet, message: m.AttemptHeartbeat, now: float) -> None:
         moved = attempt.told(epoch, AttemptState.claimed)  # its claim is on the way
         if moved:
             attempt.worker, attempt.claimed_at = message.worker, now
+            ws.taken_at = now
             ws.event(now, "attempt.claimed", name, epoch, worker=message.worker)
         if attempt.saw(oldest) or moved:
             ws.touch(attempt)
@@ -173,7 +176,8 @@ def quarantine(ws: WorkingSet, message: m.GroupQuarantined, now: float) -> None:
     group = ws.waiting.pop(message.group, None)
     if group is None:
         return  # known already, or trained meanwhile by a lineage that survives
-    group.state, group.reason = GroupState.quarantined, message.reason[:2000]
+    group.enter(GroupState.quarantined)
+    group.reason = message.reason[:2000]
     ws.touch(group)
     ws.release(group)
     ws.event(now, "group.quarantined", group.id, reason=group.reason)

@@ -1,21 +1,24 @@
 """One scheduler writes at a time. The lease is a row of the ledger with a term; every transaction checks the term.
 
 A waiting scheduler watches the holder's renewals on its own clock, so that clocks need not agree. A holder that left
-cleanly, or whose process is gone from this machine, is replaced at once; any other after `lease_s` without renewal.
+cleanly, or whose process can be seen to be gone (`shared.process`), is replaced at once; any other after `lease_s` without
+renewal. A holder of which nothing can be seen, in another container or before another boot, may live.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 
-import psutil
+import msgspec
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from services.scheduler.store import LEASE, Fenced
 from shared.ledger.models import LeaseRow
+from shared.process import Identity, identity, lives
 
 
 class Leadership:
@@ -23,10 +26,8 @@ class Leadership:
 
     def __init__(self, engine: Engine, lease_s: float, name: str) -> None:
         self._engine, self._lease_s = engine, lease_s
-        me = psutil.Process()
-        self._holder = json.dumps(
-            {"name": name, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time()}
-        )
+        me = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+        self._holder = json.dumps({**me, "process": msgspec.to_builtins(identity(os.getpid()))})
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
         self.term: int | None = None
@@ -97,11 +98,8 @@ def _read(connection: Connection) -> LeaseRow | None:
 
 
 def _is_gone(holder: str) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
+    """Whether the holder was a process of this machine that has ended, beyond doubt. Machines that were copied share a
+    boot, so that the name of the host counts too. A holder of an older version does not say which process it was."""
     who = json.loads(holder)
-    if who["host"] != socket.gethostname():
-        return False
-    try:
-        return psutil.Process(who["pid"]).create_time() != who["started"]
-    except psutil.NoSuchProcess:
-        return True
+    known = msgspec.convert(who.get("process"), Identity | None)
+    return known is not None and who["host"] == socket.gethostname() and lives(known) is False

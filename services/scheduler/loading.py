@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from services.scheduler.hardness import Outcome
 from services.scheduler.lineage import Fork
@@ -26,7 +26,7 @@ def load(connection: Connection, run: str, now: float) -> WorkingSet | None:
     _load_problems(connection, ws)
     _load_groups(connection, ws)
     _load_open(connection, ws, now)
-    ws.last_work_at = now
+    ws.last_work_at = ws.resumed_at = now
     return ws
 
 
@@ -103,6 +103,9 @@ def _load_groups(connection: Connection, ws: WorkingSet) -> None:
 
 
 def _load_open(connection: Connection, ws: WorkingSet, now: float) -> None:
+    t = TABLES["attempts"]
+    taken = select(func.max(t.c.claimed_at), func.max(t.c.finished_at)).where(t.c.run_id == ws.id)
+    ws.taken_at = max((at for at in connection.execute(taken).one() if at is not None), default=0.0)
     config = ws.head.config
     if config is None and ws.open:
         raise RuntimeError(f"run {ws.id!r}: the ledger has open groups and no configuration; it is damaged")

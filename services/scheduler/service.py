@@ -49,6 +49,7 @@ FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between attempts to reach a ledger or
 ASK_WITHIN_S = 5.0  # the bus, whether anything is unread
 PATIENCE_S = 5.0  # a gate that is closed for less is a gate that works
 KEEP_MESSAGES_S, PRUNE_EVERY_S = 3600.0, 600.0  # published rows of the outbox
+LEAVE_WITHIN_S = 5.0  # making room for a successor is a courtesy: without it the lease runs out
 
 STORES = "the ledger or the object store"
 
@@ -74,12 +75,21 @@ async def serve(
         log.info("leading", term=term)
         LEADS.set(1)
         try:
-            await _Term(config, engine, bus, objects, health, leadership, term).run(stop)
+            await _Term(config, engine, bus, objects, health, leadership, term, stop).run()
         except Fenced as why:
             log.warning("fenced", why=str(why))
         finally:
             LEADS.set(0)
-    await asyncio.to_thread(leadership.leave)
+    await _leave(leadership)
+
+
+async def _leave(leadership: Leadership) -> None:
+    """A ledger that is away is not waited for."""
+    try:
+        async with asyncio.timeout(LEAVE_WITHIN_S):
+            await asyncio.to_thread(leadership.leave)
+    except (DBAPIError, TimeoutError) as error:
+        log.warning("lease_not_given_back", error=str(error) or type(error).__name__)
 
 
 async def _turn(leadership: Leadership, lease_s: float, health: Health, stop: asyncio.Event) -> int | None:
@@ -110,6 +120,10 @@ async def _pause(stop: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(stop.wait(), seconds)
 
 
+class _Stopped(Exception):
+    """Told to stop while the stores are away. What was in hand is not acknowledged and comes again."""
+
+
 class _Term:
     """One stretch of leading. A new one starts from the ledger alone."""
 
@@ -122,11 +136,13 @@ class _Term:
         health: Health,
         leadership: Leadership,
         term: int,
+        stop: asyncio.Event,
     ) -> None:
         def read_config(ref: Ref) -> RunConfig:
             return msgspec.json.decode(objects.get(ref), type=RunConfig)
 
         self.config, self.bus, self.health, self.leadership = config, bus, health, leadership
+        self.stop = stop
         self.store = Store(engine)
         self.desk = Desk(
             self.store,
@@ -140,10 +156,10 @@ class _Term:
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
         self.pruned_at = self.heard_at = time.monotonic()
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self) -> None:
         leave = asyncio.Event()
         renewing = asyncio.create_task(self._renew(leave))
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(self.stop.wait())
         stopping.add_done_callback(lambda _: leave.set())
         try:
             self.relay.add(await self._patiently(self.store.pending))  # committed, and perhaps never published
@@ -153,6 +169,8 @@ class _Term:
             if renewing.done():
                 renewing.result()  # Fenced
             await self._handle([])  # the last marks
+        except _Stopped as why:
+            log.warning("stopped_without_the_stores", why=str(why))
         finally:
             for what in self.waits:
                 self.health.clear(what)
@@ -201,7 +219,7 @@ class _Term:
             await deliveries.aclose()  # type: ignore[attr-defined]
 
     async def _handle(self, batch: Sequence[Delivery]) -> None:
-        """One batch until it is durable, however long the ledger is away."""
+        """One batch until it is durable, however long the ledger is away. Raises Fenced, _Stopped."""
         marks = self.relay.marks()
         listening = await self._listening(batch)
 
@@ -245,7 +263,9 @@ class _Term:
 
     async def _patiently(self, call: Callable[[], T]) -> T:
         """In a thread, again and again while the stores are away. After a failed commit nobody knows whether it took
-        place; what it would have published is in the ledger then, and is fetched before anything else."""
+        place; what it would have published is in the ledger then, and is fetched before anything else.
+
+        Raises _Stopped when it fails once more after the scheduler was told to stop."""
         delay, failed = FIRST_DELAY_S, False
         while True:
             try:
@@ -258,13 +278,18 @@ class _Term:
                 failed = True
                 self.health.wait_on(STORES)
                 log.warning("stores_unavailable", error=str(error), again_in_s=delay)
-                await asyncio.sleep(delay)
+                if self.stop.is_set():
+                    raise _Stopped(str(error)) from error
+                await _pause(self.stop, delay)
                 delay = min(LAST_DELAY_S, delay * 2)
 
     async def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_EVERY_S:
             self.pruned_at = time.monotonic()
-            await asyncio.to_thread(self.store.prune, time.time() - KEEP_MESSAGES_S, self.desk.term)
+            try:
+                await asyncio.to_thread(self.store.prune, time.time() - KEEP_MESSAGES_S, self.desk.term)
+            except (DBAPIError, OSError) as error:  # nothing hangs on it; the next batch waits for the ledger
+                log.warning("not_pruned", error=str(error), again_in_s=PRUNE_EVERY_S)
 
     def _report(self, result: Result) -> None:
         now = time.monotonic()

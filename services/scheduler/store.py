@@ -15,6 +15,7 @@ from services.scheduler.rows import TABLES
 from services.scheduler.working_set import Group, Message, WorkingSet
 from shared.contracts import codec
 from shared.contracts.topics import TOPICS
+from shared.ledger import unhurried
 from shared.ledger.transitions import RunState
 
 LEASE = "scheduler"
@@ -55,6 +56,7 @@ class Store:
     def load(self, run: str, now: float) -> WorkingSet | None:
         """None: the ledger has not heard of this run. `now`: leases begin anew."""
         with self.engine.begin() as connection:
+            unhurried(connection)
             return loading.load(connection, run, now)
 
     def gone(self, run: str, attempts: Iterable[str]) -> dict[str, int]:

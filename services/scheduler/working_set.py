@@ -19,9 +19,10 @@ from services.scheduler.lineage import Fork, Lineage, serials
 from shared.contracts.messages import BY_SCHEDULER, Alert, Effort, GroupMember, RolloutScored, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
-from shared.ledger.transitions import ENDS, AttemptState, GroupState, Place, RunState, move
+from shared.ledger.transitions import ENDS, GROUP_MOVES, AttemptState, GroupState, Place, RunState, move
 
 FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
+QUOTED = 300  # characters of an example in an alert
 GROUPS_PER_PROBLEM = 3  # a problem whose groups were dropped or quarantined so often is left alone
 
 
@@ -99,6 +100,15 @@ class Group:
     step: int = 0
     reason: str = ""
     attempts: list[Attempt] = field(default_factory=list)  # while it is open; a ready one loads them to be announced
+
+    def enter(self, state: GroupState) -> None:
+        """Raises ValueError for a move that no group makes."""
+        if state not in GROUP_MOVES[self.state]:
+            allowed = ", ".join(sorted(GROUP_MOVES[self.state])) or "none: it is an end"
+            raise ValueError(
+                f"group {self.id!r} cannot go from {self.state.value} to {state.value}; allowed: {allowed}"
+            )
+        self.state = state
 
 
 @dataclass(slots=True)
@@ -256,6 +266,8 @@ class WorkingSet:
         self.last_work_at = 0.0  # when there was something to do; in memory only
         self.reconciled_at = 0.0  # in memory only
         self.scored_at = 0.0  # when the last verdict came; in memory only
+        self.taken_at = 0.0  # when a worker last took up what it was asked for
+        self.resumed_at = 0.0  # since when workers may take up requests, as far as this scheduler saw; in memory only
         self.alerted: set[str] = set()
         self.forked = False  # the lineage changed: this must be written and loaded again before anything else
         self.changes = Changes()
@@ -302,8 +314,11 @@ class WorkingSet:
     def left_rotation(self, replica: ReplicaState, now: float, patience_s: float) -> bool:
         if not replica.ok or replica.pool != "rollout":
             return True
-        following = self.policies.get(replica.serial + 1)  # serials are consecutive
-        return following is not None and now - max(following[2], replica.applied_at) > patience_s
+        # Serials rise and may have gaps: a trainer that dies between a manifest and its announcement leaves one.
+        following = min((serial for serial in self.policies if serial > replica.serial), default=None)
+        if following is None:
+            return False
+        return now - max(self.policies[following][2], replica.applied_at) > patience_s
 
     def oldest(self) -> int | None:
         """The oldest version of any attempt of an open group, in steps of the surviving lineage. A ready group has its
@@ -372,7 +387,7 @@ class WorkingSet:
             case RunState.finished:
                 head.finished_at = now
         head.state, head.reason = state, reason
-        self.last_work_at = now
+        self.last_work_at = self.resumed_at = now
         self.event(now, f"run.{state.value}", "", head.last_event, reason=reason, by=by)
 
     def row(self, table: str, **values: Any) -> None:
@@ -390,7 +405,10 @@ class WorkingSet:
         """The same words are said once in a scheduler's life."""
         if what not in self.alerted:
             self.alerted.add(what)
-            alert = Alert(run=self.id, name=name, severity=severity, what=what, examples=examples[:8])
+            quoted = [
+                example[:QUOTED] for example in examples[:8]
+            ]  # others chose these words: an alert must fit the bus
+            alert = Alert(run=self.id, name=name, severity=severity, what=what, examples=quoted)
             self.say(ALERTS, self.id, alert)
 
     def release(self, group: Group) -> None:

@@ -1,17 +1,23 @@
 """The messages, one structure each. 64 KiB at most when encoded; anything bigger is a `Ref`.
 
 All are frozen, keyword-only and tagged by their name (`type` in the JSON), so that a topic can carry a union. Readers
-ignore unknown fields of the same major version (see `codec`). Every message names its run.
+ignore unknown fields of the same major version (see `codec`). Every message names its run. Integers that a ledger keeps
+or counts with are bounded: beyond the bounds a message is unreadable, and no reader has to expect it.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from shared.contracts.run import Purpose, Ref, Sampling
+
+MOST = 2**53  # every reader of JSON and both databases keep integers up to here exactly
+Number = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+NumberOrNone = Annotated[int, msgspec.Meta(ge=-1, le=MOST)]  # -1: none, or not said
+Signed = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -33,10 +39,10 @@ class AttemptKey(msgspec.Struct, frozen=True, kw_only=True):
     """Which attempt, whose, and which life of it. `epoch` fences: older epochs are ignored everywhere."""
 
     attempt: str
-    epoch: int
+    epoch: Number
     group: str
     problem: str
-    index: int = 0  # place in the group
+    index: Number = 0  # place in the group
     purpose: Purpose = Purpose.train
 
 
@@ -50,12 +56,12 @@ class ProblemAdmitted(_Message, frozen=True, kw_only=True):
 
 class RolloutRequested(_Message, frozen=True, kw_only=True):
     key: AttemptKey
-    policy_floor: int  # lowest serial that may serve it
+    policy_floor: Number  # lowest serial that may serve it
     reward_config: str
     sampling: Sampling
     pack: Ref  # where the problem's public part lies
     pack_hidden: Ref
-    pinned: int | None = None  # evaluation: exactly this serial, from a replica of the pool "evaluation"
+    pinned: Number | None = None  # evaluation: exactly this serial, from a replica of the pool "evaluation"
     seed: int = 0
 
 
@@ -70,7 +76,7 @@ class AttemptHeartbeat(_Message, frozen=True, kw_only=True):
     """One per worker and interval, for all it holds: attempt -> (epoch, oldest version so far, or -1 before the first token)."""
 
     worker: str
-    attempts: dict[str, tuple[int, int]]
+    attempts: dict[str, tuple[Number, NumberOrNone]]
 
 
 class AttemptCancel(_Message, frozen=True, kw_only=True):
@@ -78,24 +84,24 @@ class AttemptCancel(_Message, frozen=True, kw_only=True):
     is read from its beginning, so that a worker that starts again hears old ones too. None: whatever its epoch."""
 
     attempt: str | None = None  # None: all of the run
-    epoch: int | None = None
+    epoch: Number | None = None
     mode: Literal["submit", "drop"] = "submit"
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """What an attempt spent, in tokens by role and in calls. The length penalty and the hardness estimate read it."""
 
-    thinking_tokens: int = 0
-    tool_call_tokens: int = 0
-    tool_output_tokens: int = 0
-    final_tokens: int = 0
-    tool_calls: int = 0
-    broken_tool_calls: int = 0
-    turns: int = 0
-    edits: int = 0
-    tests: int = 0
-    summaries: int = 0
-    prompt_tokens: int = 0
+    thinking_tokens: Number = 0
+    tool_call_tokens: Number = 0
+    tool_output_tokens: Number = 0
+    final_tokens: Number = 0
+    tool_calls: Number = 0
+    broken_tool_calls: Number = 0
+    turns: Number = 0
+    edits: Number = 0
+    tests: Number = 0
+    summaries: Number = 0
+    prompt_tokens: Number = 0
 
     @property
     def sampled_tokens(self) -> int:
@@ -110,9 +116,9 @@ class RolloutFinished(_Message, frozen=True, kw_only=True):
     pack: Ref | None = None  # the public part that the problem was taken from; None: the run's configuration knows
     pack_hidden: Ref
     effort: Effort
-    oldest_version: int  # oldest serial among the sampled tokens
-    oldest_kv_version: int
-    newest_version: int
+    oldest_version: NumberOrNone  # oldest serial among the sampled tokens
+    oldest_kv_version: NumberOrNone
+    newest_version: NumberOrNone
     worker: str
     seconds: float
 
@@ -129,8 +135,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the hidden tests said. `solved` iff every hidden and visible test passes."""
 
     solved: bool
-    passed: int
-    total: int
+    passed: Number
+    total: Number
     first_edit_solved: bool | None = None  # evaluation only: the state after the first edit alone
     error: str = ""  # the agent's doing, e.g. SyntaxError, Timeout
 
@@ -144,16 +150,16 @@ class RolloutScored(_Message, frozen=True, kw_only=True):
     trajectory: Ref
     effort: Effort
     stop: StopReason
-    oldest_version: int
-    newest_version: int = -1  # -1: not said
+    oldest_version: NumberOrNone
+    newest_version: NumberOrNone = -1  # -1: not said
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str
-    epoch: int
+    epoch: Number
     trajectory: Ref
     reward: float
-    oldest_version: int
+    oldest_version: NumberOrNone
     solved: bool | None = None  # for the trainer's report; None: not said
 
 
@@ -167,9 +173,9 @@ class GroupReady(_Message, frozen=True, kw_only=True):
 
     group: str
     problem: str
-    sequence: int
+    sequence: Number
     members: list[GroupMember]
-    incarnation: int = -1
+    incarnation: NumberOrNone = -1
     progress: float = 0.0
 
 
@@ -181,26 +187,26 @@ class GroupQuarantined(_Message, frozen=True, kw_only=True):
 class IncarnationStarted(_Message, frozen=True, kw_only=True):
     """A trainer has claimed `incarnation`, which continues from `step`; groups trained after it by older ones are free again."""
 
-    incarnation: int
-    step: int
-    parent: int  # incarnation it forked from; -1 for the first
+    incarnation: Number
+    step: Number
+    parent: NumberOrNone  # incarnation it forked from; -1 for the first
 
 
 class StepCommitted(_Message, frozen=True, kw_only=True):
     """The step checkpoint or commit record that names `groups` is durable. A fact (group, incarnation, step)."""
 
-    incarnation: int
-    step: int  # 1 for the first
-    serial: int  # the version this step published
-    groups: dict[str, int]  # group id -> greatest age of a sample in it, in steps
+    incarnation: Number
+    step: Number  # 1 for the first
+    serial: Number  # the version this step published
+    groups: dict[str, Signed]  # group id -> greatest age of a sample in it, in steps
     metrics: dict[str, float] = {}
 
 
 class PolicyPublished(_Message, frozen=True, kw_only=True):
-    serial: int  # 0 is the base policy
-    incarnation: int
-    step: int
-    parent: int  # serial it is a delta of; -1: a full base
+    serial: Number  # 0 is the base policy
+    incarnation: Number
+    step: Number
+    parent: NumberOrNone  # serial it is a delta of; -1: a full base
     manifest: Ref
 
 
@@ -210,7 +216,7 @@ class PolicyApplied(_Message, frozen=True, kw_only=True):
     replica: str
     url: str
     pool: Literal["rollout", "evaluation"] = "rollout"
-    serial: int
+    serial: NumberOrNone
     pause_s: float = 0.0
     ok: bool = True
     reason: str = ""
@@ -218,18 +224,18 @@ class PolicyApplied(_Message, frozen=True, kw_only=True):
 
 class EvalRequested(_Message, frozen=True, kw_only=True):
     eval: str
-    serial: int
+    serial: Number
     pack: Ref
     pack_hidden: Ref
-    samples: int = 8
+    samples: Number = 8
     greedy: bool = True
-    problems: int = 0  # 0: all
+    problems: Number = 0  # 0: all
     sampling: Sampling = Sampling()
 
 
 class EvalFinished(_Message, frozen=True, kw_only=True):
     eval: str
-    serial: int
+    serial: Number
     report: Ref
     figures: dict[str, float]
 
@@ -246,7 +252,7 @@ class RunControl(_Message, frozen=True, kw_only=True):
 
     action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure", "rollback"]
     config: Ref | None = None
-    serial: int | None = None
+    serial: Number | None = None
     id: str = ""
     reason: str = ""
     drain: bool = True  # of a pause: the trainer trains what is complete; False: it stops after the step in hand

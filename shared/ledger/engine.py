@@ -1,4 +1,9 @@
-"""How the ledger is opened: SQLite (WAL) or PostgreSQL (psycopg), the same for every caller."""
+"""How the ledger is opened: SQLite (WAL) or PostgreSQL (psycopg), the same for every caller.
+
+Invariant: on PostgreSQL nobody holds a row for long without working on it. A writer that is frozen or cut off in the
+middle of a transaction loses that transaction, so that its successor finds the lease free; and whoever waits for a row, or
+for a server that went silent, is told so within seconds by a DBAPIError, which means: away, try again.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,20 @@ from shared.settings import without_credentials
 from shared.sqlite import write_ahead
 
 CONNECT_S = 10  # an address where nobody answers must not hold a service for minutes
+# A leader that stops between the check of its term and its commit holds the lease's row. All of these together with the
+# lease itself (6 s) must stay below the 10 s in which a successor leads.
+FROZEN_S = 4  # a transaction whose client says nothing for so long is rolled back
+LOCKED_S = 3  # a statement waits for somebody else's row for so long
+# Of the connection itself, by libpq's names: a server that went away without a word is noticed within about 9 s. Those that
+# the address names are the address's.
+ALIVE = {
+    "connect_timeout": CONNECT_S,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 8000,  # milliseconds without an acknowledgement of what was sent
+}
 BUSY_S = 30.0  # how long a SQLite writer waits for another one; transactions here take milliseconds
 
 
@@ -24,7 +43,8 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
 
     A writer's transaction takes SQLite's write lock at its beginning (BEGIN IMMEDIATE), so that it never fails half-way
     for want of it, and is on disk when it returns (synchronous=FULL). A read-only engine sees one snapshot per
-    transaction and cannot write. Raises LedgerMissing for reading what is not there.
+    transaction and cannot write. Raises LedgerMissing for reading what is not there, ValueError for an address that
+    names no ledger.
     """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -38,7 +58,7 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
             pool_pre_ping=True,
             isolation_level=isolation,
             json_serializer=_to_json,
-            connect_args={"connect_timeout": CONNECT_S},
+            connect_args=_alive(parsed, read_only),
         )
         if read_only:
             event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET TRANSACTION READ ONLY"))
@@ -46,6 +66,26 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
     raise ValueError(
         f"ledger: found {without_credentials(url)!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME"
     )
+
+
+def _alive(url: URL, read_only: bool) -> dict[str, Any]:
+    """A reader holds nothing that another one waits for, and may think for as long as it likes."""
+    arguments: dict[str, Any] = {name: value for name, value in ALIVE.items() if name not in url.query}
+    if not read_only:
+        said = url.query.get("options", "")
+        own = f"-c idle_in_transaction_session_timeout={FROZEN_S}s -c lock_timeout={LOCKED_S}s"
+        arguments["options"] = " ".join(
+            [own, *([said] if isinstance(said, str) else said)]
+        ).strip()  # the last word holds
+    return arguments
+
+
+def unhurried(connection: Connection) -> None:
+    """This transaction may wait for others, and think between its statements, for as long as it takes. For what must not
+    be cut off: migrations, and reading a large run. Never for one that holds the lease."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def _to_json(value: Any) -> str:

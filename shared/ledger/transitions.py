@@ -85,6 +85,12 @@ def move(at: Place, told: Place) -> Place:
     return told if order(told) > order(at) else at
 
 
+def may_become(at: Place, after: Place) -> bool:
+    """Whether the ledger's row may go from one place to the other; several moves at once count as one. An end stays what it
+    is: `move` orders the ends among themselves only so that it commutes. The database holds it too (migration 0003)."""
+    return at == after or (at.state not in ENDS and after.epoch >= at.epoch and move(at, after) == after)
+
+
 def settle(told: Iterable[Place], start: Place = FIRST) -> Place:
     """Where all of `told` leads to, in whatever order and however often they are said."""
     place = start

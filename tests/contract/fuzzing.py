@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from shared.contracts import codec
 from shared.contracts.codec import MAX_BYTES, SCHEMA_HEADER, Raw
 from shared.contracts.topics import Topic
 
+INTEGERS = (0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1)  # columns of a database end at 2**63
 TEXTS = ("", "r-1", "a" * 300, "héllo \u202e", "\x00", "null", "0", "{}")
 
 
@@ -37,7 +39,9 @@ def example(of: Any, random_: random.Random) -> Any:
         case inspect.BoolType():
             return random_.random() < 0.5
         case inspect.IntType():
-            return random_.choice((0, 1, -1, 2**31, 2**53, random_.randrange(1000)))
+            least = -(2**70) if of.ge is None else of.ge
+            most = 2**70 if of.le is None else of.le
+            return min(max(random_.choice((*INTEGERS, random_.randrange(1000))), least), most)
         case inspect.FloatType():
             return random_.choice((0.0, -1.5, 1e300, random_.random()))
         case inspect.NoneType():
@@ -57,6 +61,15 @@ def _field(data: bytes, random_: random.Random, change: Callable[[dict[str, Any]
     fields = json.loads(data)
     change(fields, random_.choice(list(fields)))
     return json.dumps(fields).encode()
+
+
+def _huge(data: bytes, random_: random.Random) -> bytes:
+    """Some integer of the message, wherever it stands, is one that no column and no 64-bit reader holds."""
+    numbers = list(re.finditer(rb"(?<=[:,\[])-?[0-9]+(?=[,}\]])", data))
+    if not numbers:
+        return data
+    one = random_.choice(numbers)
+    return data[: one.start()] + str(random_.choice((2**63, 2**64, -(2**63) - 1, 10**400))).encode() + data[one.end() :]
 
 
 def _wrong_type(data: bytes, random_: random.Random) -> bytes:
@@ -79,6 +92,7 @@ DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     lambda data, r: data[: r.randrange(len(data))],  # truncated
     _flipped,
     _spliced,
+    _huge,
     _wrong_type,
     lambda data, r: _field(data, r, lambda fields, name: fields.pop(name)),
     lambda data, r: _field(data, r, lambda fields, name: fields.update(new_field=[1, {"deep": None}])),  # still good

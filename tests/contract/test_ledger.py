@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, insert, select, text
+from sqlalchemy import Engine, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from shared import ledger
@@ -18,7 +19,8 @@ from shared.contracts.messages import Verdict
 from shared.contracts.run import Ref
 from shared.ledger import models
 from shared.ledger.migrate import HEAD
-from tests.unit.scheduler.ledgers import KINDS, ledger_url, opened
+from shared.ledger.transitions import GROUP_MOVES, AttemptState, GroupState, Place, may_become
+from tests.unit.scheduler.ledgers import KINDS, ledger_url, opened, unguarded
 
 REF = Ref(key="k", size=3, checksum="c" * 32)
 T: dict[str, Any] = models.Base.metadata.tables
@@ -87,6 +89,7 @@ def test_migrating_again_changes_nothing(engine: Engine) -> None:
 
 
 def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engine) -> None:
+    unguarded(engine)
     with engine.begin() as connection:
         for statement in (
             "UPDATE groups SET versions = '[3, 5]'",
@@ -102,6 +105,24 @@ def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engin
     with engine.begin() as connection:
         assert connection.execute(select(T["groups"].c.versions)).scalars().all() == [[3, 5]]
         assert connection.execute(select(T["attempts"].c.newest_version)).scalars().all() == [None]
+
+
+def test_a_ledger_without_guards_gets_them_and_keeps_its_rows(engine: Engine) -> None:
+    put(engine, steps=STEP)
+    put(engine, events=EVENT, trained=FACT, verdicts=VERDICT)
+    unguarded(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+        connection.execute(text("UPDATE trained SET reported_age = 3"))  # nothing refuses it yet
+    ledger.upgrade(engine)
+    ledger.require_current(engine)
+    with engine.begin() as connection:
+        for table, row in {"events": EVENT, "verdicts": VERDICT, "attempts": ATTEMPT, "groups": GROUP}.items():
+            kept = connection.execute(select(T[table])).mappings().one()
+            assert {name: kept[name] for name in row} == row
+    for table in ("events", "trained", "verdicts"):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(text(f"DELETE FROM {table}"))
 
 
 def test_a_problem_lives_in_one_group_at_a_time(engine: Engine) -> None:
@@ -133,6 +154,78 @@ def test_an_event_has_its_own_number_and_a_fact_is_told_once(engine: Engine) -> 
     assert refused(engine, events={**EVENT, "subject": "other"})
     assert refused(engine, events={**EVENT, "sequence": 2})
     put(engine, events={**EVENT, "sequence": 2, "epoch": 1})
+
+
+@pytest.mark.parametrize("table", ["events", "trained", "verdicts"])
+def test_a_fact_is_neither_changed_nor_deleted(engine: Engine, table: str) -> None:
+    put(engine, steps=STEP)
+    put(engine, events=EVENT, trained=FACT, verdicts=VERDICT)
+    with engine.begin() as connection:
+        before = connection.execute(select(T[table])).all()
+    statements = [f"UPDATE {table} SET run_id = run_id", f"DELETE FROM {table}"]
+    if engine.dialect.name == "postgresql":
+        statements.append(f"TRUNCATE {table}")
+    for statement in statements:
+        with pytest.raises(IntegrityError, match=f"{table}: facts are neither changed nor deleted"):
+            with engine.begin() as connection:
+                connection.execute(text(statement))
+    with engine.begin() as connection:
+        assert connection.execute(select(T[table])).all() == before
+
+
+def test_what_was_sent_may_be_forgotten(engine: Engine) -> None:
+    sent = {"run_id": "r", "sequence": 1, "topic": "t", "key": "", "message": b"", "created_at": 0.0}
+    put(engine, outbox=sent, inbox={"run_id": "r", "topic": "t", "position": 0, "digest": ""})
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox SET published_at = 1"))
+        for table in ("outbox", "inbox"):
+            assert connection.execute(text(f"DELETE FROM {table}")).rowcount == 1
+
+
+def moved(engine: Engine, table: str, changes: dict[str, Any], to: dict[str, Any]) -> bool:
+    """Whether a row of the table that is at `changes` can be written as being at `to`. It is as it was afterwards."""
+    with engine.connect() as connection, connection.begin() as transaction:
+        template = {"attempts": ATTEMPT, "groups": GROUP}[table]
+        own = (
+            {"attempt_id": "b", "place": 1}
+            if table == "attempts"
+            else {"group_id": "h", "number": 1, "problem_id": "q"}
+        )
+        key = T[table].c.attempt_id == "b" if table == "attempts" else T[table].c.group_id == "h"
+        connection.execute(insert(T[table]).values({**template, **own, **changes}))
+        try:
+            connection.execute(update(T[table]).where(key).values(to))
+        except IntegrityError as error:
+            if f"{table}: no such move" not in str(error):
+                raise
+            return False
+        finally:
+            transaction.rollback()
+    return True
+
+
+def test_an_attempt_moves_in_the_database_as_it_moves_in_the_code(engine: Engine) -> None:
+    places = [Place(epoch, state) for epoch in (1, 2) for state in AttemptState]
+    for at, to in itertools.product(places, places):
+        old, new = ({"epoch": p.epoch, "state": p.state.value, "trajectory": REF} for p in (at, to))
+        assert moved(engine, "attempts", old, new) is may_become(at, to), (at, to)
+
+
+def test_an_attempt_leaves_no_end_and_its_epoch_never_falls() -> None:
+    for end in (AttemptState.failed, AttemptState.dropped, AttemptState.grouped):
+        assert [s for s in AttemptState for e in (1, 2) if may_become(Place(1, end), Place(e, s))] == [end]
+    assert not any(may_become(Place(2, a), Place(1, b)) for a in AttemptState for b in AttemptState)
+
+
+def test_a_group_moves_in_the_database_as_it_moves_in_the_code(engine: Engine) -> None:
+    put(
+        engine,
+        problems={"run_id": "r", "problem_id": "q", "pack_hash": "h", "category": "", "cell": "", "admitted_at": 0},
+    )
+    for at, to in itertools.product(GroupState, GroupState):
+        allowed = at is to or to in GROUP_MOVES[at]
+        old, new = ({"state": s.value, "sequence": 7} for s in (at, to))
+        assert moved(engine, "groups", old, new) is allowed, (at, to)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from shared import ledger
 from tests.servers import need, own_schema
@@ -34,3 +34,20 @@ def opened(kind: str, folder: Path) -> Iterator[Engine]:
             yield engine
         finally:
             engine.dispose()
+
+
+GUARDS = {
+    "sqlite": "SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'guard%'",
+    "postgresql": "SELECT tgname, relname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid "
+    "WHERE tgname LIKE 'guard%' AND relnamespace = current_schema()::regnamespace",
+}
+
+
+def unguarded(engine: Engine) -> None:
+    """For tests that damage a ledger: nothing refuses it any more."""
+    with engine.begin() as connection:
+        for name, table in connection.execute(text(GUARDS[engine.dialect.name])).all():
+            on = f" ON {table}" if engine.dialect.name == "postgresql" else ""
+            connection.exec_driver_sql(f"DROP TRIGGER {name}{on}")
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("DROP FUNCTION IF EXISTS guard_refuse")

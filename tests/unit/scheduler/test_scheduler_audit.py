@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from services.scheduler.audit import UnknownRun, audit
 from services.scheduler.cli import app
 from shared import objects as stores
-from tests.unit.scheduler.ledgers import opened
+from tests.unit.scheduler.ledgers import opened, unguarded
 from tests.unit.scheduler.world import RUN, World, config
 
 AN_OPEN_ATTEMPT = "(SELECT min(attempt_id) FROM attempts WHERE state = 'grouped')"
@@ -29,6 +29,7 @@ def finished(engine: Engine) -> Engine:
 
 
 def damage(engine: Engine, *statements: str) -> None:
+    unguarded(engine)
     with engine.begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)

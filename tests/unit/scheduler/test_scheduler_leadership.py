@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from sqlalchemy import Engine, text
@@ -14,6 +17,7 @@ from sqlalchemy import Engine, text
 from services.scheduler.desk import Desk
 from services.scheduler.leadership import Leadership
 from services.scheduler.store import Fenced, Store
+from shared.process import identity
 from tests.unit.scheduler.world import RUN, World, config
 
 
@@ -52,12 +56,38 @@ def test_a_holder_that_does_not_renew_is_replaced_and_one_that_does_is_not(any_e
 
 def test_a_holder_whose_process_is_gone_is_replaced_at_once(any_engine: Engine) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "pass"])
-    started = psutil.Process(dead.pid).create_time()
+    process = msgspec.to_builtins(identity(dead.pid))
     first, second = Leadership(any_engine, 60, "first"), Leadership(any_engine, 60, "second")
-    first._holder = json.dumps({**json.loads(first._holder), "pid": dead.pid, "started": started})
+    first._holder = json.dumps({**json.loads(first._holder), "pid": dead.pid, "process": process})
     first.try_lead()
     dead.wait()
     assert second.try_lead() == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"process": {"boot": "another", "namespace": "n", "pid": 2**22 + 1, "ticks": 1}},  # a machine of the same name
+        {
+            "process": {**msgspec.to_builtins(identity(os.getpid())), "namespace": "pid:[1]", "pid": 2**22 + 1}
+        },  # a container
+        {"process": None, "pid": 2**22 + 1, "started": 1.0},  # an older version's word
+    ],
+)
+def test_a_holder_that_cannot_be_seen_is_not_taken_for_dead(any_engine: Engine, changed: dict[str, Any]) -> None:
+    first, second = Leadership(any_engine, 60, "first"), Leadership(any_engine, 60, "second")
+    first._holder = json.dumps({**json.loads(first._holder), **changed})
+    first.try_lead()
+    assert second.try_lead() is None
+    assert second.holder().startswith("first (process ")
+
+
+def test_a_step_of_the_clock_does_not_end_a_term(any_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Leadership(any_engine, 60, "first"), Leadership(any_engine, 60, "second")
+    first.try_lead()
+    began = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 3600)
+    assert second.try_lead() is None
 
 
 def test_a_scheduler_that_was_replaced_writes_nothing_more(any_engine: Engine) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import psutil
 import pytest
+from sqlalchemy import text
 
 from services.scheduler.audit import audit, counts
 from shared import bus as buses
@@ -28,9 +30,11 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import RunConfig
 from shared.settings import ServiceSettings
+from tests.unit.scheduler.ledgers import ledger_url
 from tests.unit.scheduler.world import REF, RUN, config
 
 ROOT = Path(__file__).parents[3]
+TAKEOVER_S = 10.0  # the promise
 HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_CONTROL)
 
 
@@ -71,6 +75,9 @@ class Scheduler:
 
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def frozen(self) -> bool:
+        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -243,3 +250,45 @@ def test_a_second_scheduler_waits_and_takes_over_when_the_first_is_killed(tmp_pa
             assert_kept(tmp_path, peers)
 
     asyncio.run(story())
+
+
+def test_a_leader_frozen_with_the_lease_locked_is_replaced_in_time_and_fenced_when_it_wakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ledger_url("postgresql", tmp_path) as url:
+        monkeypatch.setenv("ETUDE_LEDGER", url)
+        engine = ledger.connect(url, read_only=True)
+
+        def leader() -> tuple[int, str]:
+            with engine.begin() as connection:
+                row = connection.execute(text("SELECT term, holder FROM lease")).one()
+            return row.term, json.loads(row.holder)["name"]
+
+        async def story() -> None:
+            async with others(tmp_path, config(max_steps=300)) as peers:
+                lease = {"ETUDE_LEADERSHIP_S": "6"}  # as it is outside of tests: the promise is about that
+                first = Scheduler(tmp_path, "first", **lease, ETUDE_TEST_FREEZE_AT="8")
+                await until(first.frozen, "leader that stands still")
+                frozen_at = time.monotonic()
+                second = Scheduler(tmp_path, "second", **lease)
+                await until(
+                    lambda: any("first" in wait for wait in second.waits()), "scheduler that waits for the first"
+                )
+                # It has watched the lease since it was ready; the frozen one's transaction is as old as that, or older.
+                ready_at = time.monotonic()
+                await until(lambda: leader() == (2, "second"), "successor")
+                took = time.monotonic() - ready_at
+                assert took < TAKEOVER_S, f"{took:.1f} s, {time.monotonic() - frozen_at:.1f} s after the leader froze"
+                first.process.send_signal(signal.SIGCONT)
+                await until(lambda: any("second" in wait for wait in first.waits()), "old leader that waits its turn")
+                step = peers.step
+                await until(lambda: peers.step > step + 1, "step under the other")
+                await peers.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="stop"))
+                await until(lambda: "finished" in peers.actions, "end of the run")
+                assert (first.stop(), second.stop()) == (0, 0)
+                assert_kept(tmp_path, peers)
+
+        try:
+            asyncio.run(story())
+        finally:
+            engine.dispose()

@@ -15,7 +15,7 @@ LIMITS: dict[str, Any] = {"lease_s": 20.0, "limit_s": 900.0, "grading_limit_s": 
 
 
 def late(state: S, **since: Any) -> str:
-    known: dict[str, Any] = {"silent_s": 0.0, "cancelled_s": None, "graded_s": None, **since}
+    known: dict[str, Any] = {"silent_s": 0.0, "passed_over_s": None, "cancelled_s": None, "graded_s": None, **since}
     return overdue(state, **known, **LIMITS)
 
 
@@ -35,6 +35,12 @@ def test_only_a_claimed_attempt_has_a_lease() -> None:
     assert not late(S.claimed, silent_s=19)
     assert not late(S.requested, silent_s=9999)
     assert not late(S.scored, silent_s=9999)
+
+
+def test_a_request_is_lost_only_when_workers_passed_it_over_for_longer_than_they_can_be_full() -> None:
+    assert not late(S.requested, passed_over_s=899)  # a worker may be full for as long as an attempt may run
+    assert late(S.requested, passed_over_s=901) == "asked for 901 s ago and never claimed"
+    assert not late(S.claimed, passed_over_s=9999)
 
 
 def test_an_attempt_at_its_time_limit_is_told_to_submit_before_it_is_given_up() -> None:

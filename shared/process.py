@@ -1,0 +1,65 @@
+"""Which process of which machine, for ever: ids are used again, clocks are set, containers have equal names.
+
+A process is named by the machine's boot, its namespace of process ids, its id there and the kernel's tick at which it
+began. None of these moves with the clock. What cannot be known, on a system without /proc, is left open (None): whoever
+asks must not take that for death.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import msgspec
+
+PROC = Path("/proc")
+_DEAD = frozenset("ZXx")  # it has ended; only its parent has not asked yet
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """`ticks`: of the kernel, since the boot. `namespace`: of process ids, as the kernel names it."""
+
+    boot: str
+    namespace: str
+    pid: int
+    ticks: int
+
+
+@functools.cache
+def _here() -> tuple[str, str]:
+    """(boot, namespace) of this process. Raises OSError where the kernel does not say."""
+    boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return boot, os.readlink(PROC / "self/ns/pid")
+
+
+def _began(pid: int) -> int | None:
+    """None: there is no such process, or it has ended."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[
+        2
+    ].split()  # the name before it, in parentheses, may hold anything; this is field 3 on
+    return None if fields[0] in _DEAD else int(fields[19])
+
+
+def identity(pid: int) -> Identity | None:
+    """Of a living process that this one can see. None: there is none, or this system does not say."""
+    try:
+        boot, namespace = _here()
+        ticks = _began(pid)
+    except OSError:
+        return None
+    return None if ticks is None else Identity(boot, namespace, pid, ticks)
+
+
+def lives(known: Identity) -> bool | None:
+    """Whether that very process lives. None: it cannot be seen from here (another machine, another boot or container)."""
+    try:
+        if (known.boot, known.namespace) != _here():
+            return None
+        return _began(known.pid) == known.ticks
+    except OSError:
+        return None
