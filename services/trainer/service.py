@@ -40,7 +40,6 @@ from shared.objects import Objects
 from shared.telemetry import Health
 
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
-SETTLE_S = 0.3  # silence on runs.control after which its past has been read
 A_RUN, GROUPS, THE_BUS = "a run to be started (runs.control)", "groups", "the bus"
 log = structlog.get_logger()
 
@@ -87,6 +86,7 @@ class Service:
     async def serve(self) -> None:
         self.health.wait_on(A_RUN)
         torch.set_num_threads(self.settings.trainer_threads)
+        self.control = self.bus.deliveries([RUNS_CONTROL], group=None, max_in_flight=64)
         listeners = [asyncio.create_task(self._listen_control()), asyncio.create_task(self._listen_groups())]
         work = asyncio.create_task(self._work())
         try:
@@ -102,7 +102,7 @@ class Service:
     # -- listening ---------------------------------------------------------------------------------------------------
 
     async def _listen_control(self) -> None:
-        async for delivery in self.bus.deliveries([RUNS_CONTROL], group=None, max_in_flight=64):
+        async for delivery in self.control:
             message: RunControl = delivery.message
             if not self.settings.trainer_run or message.run == self.settings.trainer_run:
                 state = self.runs.setdefault(message.run, RunState())
@@ -162,15 +162,19 @@ class Service:
         return run if run is not None and self.runs[run].state != "finished" else None
 
     async def _settled(self) -> str | None:
-        """`runs.control` is read from its beginning: only when it has fallen silent is what it says the present. To open
-        a run that ended long ago would claim an incarnation of it."""
-        while not self.stop.is_set():
-            self.changed.clear()
-            try:
-                await asyncio.wait_for(self.changed.wait(), SETTLE_S)
-            except TimeoutError:
-                return self._current()
-        return None
+        """`runs.control` is read from its beginning: only when its past has been read is what it says the present. To open a
+        run that ended long ago would claim an incarnation of it."""
+        self.changed.clear()
+        past, stopped = asyncio.ensure_future(self.control.caught_up()), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait((past, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if self.stop.is_set():
+                return None
+            past.result()
+        finally:
+            past.cancel()
+            stopped.cancel()
+        return self._current()
 
     async def _in_thread(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """In the one training thread: torch keeps its thread setting and autograd its graph there."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from shared.contracts.codec import Raw
-from shared.contracts.topics import Topic
+from shared.contracts.topics import YEAR_H, Topic
 from shared.settings import Told, without_credentials
 
 
@@ -42,13 +42,29 @@ class Delivery(Protocol):
         it is logged and passed over: there are many such readers, and each begins anew at every start."""
 
 
+class Deliveries(Protocol):
+    """Also an AsyncIterator[Delivery]."""
+
+    def __aiter__(self) -> AsyncIterator[Delivery]: ...
+
+    async def __anext__(self) -> Delivery: ...
+
+    async def caught_up(self) -> None:
+        """Without a group: returns when everything that was in the topics at the subscription has been handed out to the one
+        who iterates (another task); what it does with the last of them before it next awaits is done then, too.
+        Raises BusUnavailable where the bus is closed before; ValueError with a group, whose members share the past."""
+
+    async def aclose(self) -> None:
+        """Leaves: nothing new is read; what is in flight can be settled for a short while."""
+
+
 class Bus(Protocol):
     async def publish(self, topic: Topic, key: str, message: msgspec.Struct) -> None: ...
 
     async def publish_many(self, items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
         """All durable when it returns; order within a key is the order given. Not a transaction."""
 
-    def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> AsyncIterator[Delivery]:
+    def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         """`group=None`: this consumer alone reads all from the start, without commits (broadcast topics)."""
 
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
@@ -61,8 +77,9 @@ class Bus(Protocol):
 def dead_letters(topic: Topic) -> Topic:
     """The dead-letter topic of `topic`, as a topic to read: it carries `codec.Raw`, the original bytes and headers and
     two more headers, `dead-letter-reason` and `dead-letter-source` (topic/offset/group). What no letter can hold, of the
-    bytes, key or headers, is cut, and `dead-letter-cut` says how long it was."""
-    return Topic(topic.dead_letter, (Raw,), partitions=1)
+    bytes, key or headers, is cut, and `dead-letter-cut` says how long it was. Kept for a year: what was buried is found by
+    people, weeks later perhaps."""
+    return Topic(topic.dead_letter, (Raw,), partitions=1, retention_h=YEAR_H)
 
 
 def connect(url: str, *, client: str) -> Bus:

@@ -36,6 +36,6 @@ def share(partitions: int, owners: Mapping[int, str], members: Collection[str], 
     return Change(take=tuple(free[: quota - len(mine)]))
 
 
-def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key, the same in every adapter and process: xxh3 of its UTF-8 bytes."""
-    return xxhash.xxh3_64_intdigest(key.encode()) % partitions
+def partition_of(key: str | bytes, partitions: int) -> int:
+    """The partition of a key, the same in every adapter and process: xxh3 of its UTF-8 bytes (`key`: text, or these)."""
+    return xxhash.xxh3_64_intdigest(key if isinstance(key, bytes) else key.encode()) % partitions

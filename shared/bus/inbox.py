@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from shared.bus import metrics
+from shared.bus import BusUnavailable, metrics
 from shared.bus.tracking import OffsetTracker, write_ranges
 from shared.contracts.topics import Topic
 
@@ -112,6 +112,9 @@ class Inbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
         self._waiting = 0
+        self._offered, self._handed_out = 0, 0
+        self._past: int | None = None  # so many offered are what was there at the subscription; None: not read yet
+        self._caught_up: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []  # of those who wait for it
         metrics.watch(self, group)
 
     # The I/O thread's side.
@@ -128,8 +131,21 @@ class Inbox:
     def offer(self, items: list[Received]) -> None:
         with self._lock:
             self._ready.extend(items)
+            self._offered += len(items)
             self._short = len(self._ready) >= self.capacity
             self._notify()
+
+    def past_read(self) -> None:
+        """All that was in the log at the subscription has been offered. Only the first call counts."""
+        with self._lock:
+            if self._past is None:
+                self._past = self._offered
+                self._tell()
+
+    @property
+    def settled(self) -> bool:
+        """Whether `drain` would return something."""
+        return bool(self._settled)
 
     def drain(self) -> list[tuple[Received, str | None]]:
         """What was settled since the last call: (delivery, None) is done, (delivery, reason) is to be buried: in
@@ -174,6 +190,7 @@ class Inbox:
             self._ready.clear()
             self._parked.clear()
             self._notify()
+            self._tell()
         self._wake()
 
     def abandon(self) -> None:
@@ -228,6 +245,20 @@ class Inbox:
                 with self._lock:
                     self._waiting -= 1
 
+    async def caught_up(self) -> None:
+        """See `Deliveries`."""
+        event = asyncio.Event()
+        with self._lock:
+            self._caught_up.append((asyncio.get_running_loop(), event))
+            self._tell()
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                self._caught_up = [entry for entry in self._caught_up if entry[1] is not event]
+        if not self._is_caught_up():
+            raise self.failure or BusUnavailable("the bus was closed before all that it held had been read")
+
     def settle(self, item: Received, reason: str | None) -> None:
         with self._lock:
             if self._give_back(item):
@@ -256,6 +287,8 @@ class Inbox:
                 item = heapq.heappop(self._parked)[2]
         if item is None and self._ready:
             item = self._ready.popleft()
+            self._handed_out += 1
+            self._tell()
         if item is None:
             return None, due_in
         item.taken = True
@@ -274,6 +307,16 @@ class Inbox:
         item.lease.in_flight -= 1
         self._notify()
         return True
+
+    def _is_caught_up(self) -> bool:
+        return self._past is not None and self._handed_out >= self._past
+
+    def _tell(self) -> None:
+        """Wakes those who wait until all is caught up, or never will be."""
+        if self._caught_up and (self.closed or self._is_caught_up()):
+            for loop, event in self._caught_up:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(event.set)
 
     def _notify(self) -> None:
         if self._waiting and self._loop:
@@ -296,6 +339,12 @@ class Deliveries(AsyncIterator[Received]):
         if item is None:
             raise StopAsyncIteration
         return item
+
+    async def caught_up(self) -> None:
+        """Without a group only: see shared.bus.Deliveries."""
+        if self._inbox.group is not None:
+            raise ValueError(f"caught_up: found group {self._inbox.group!r}; allowed: who reads all, without a group")
+        await self._inbox.caught_up()
 
     async def aclose(self) -> None:
         self._inbox.close()

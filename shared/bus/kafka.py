@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +41,7 @@ from shared.contracts.topics import Topic
 
 PUBLISH_WITHIN_MS = 30_000
 COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
+FLUSH_WITHIN_S = 3.0  # of commits, when somebody asks for a lag: longer than any that the broker answers at once
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
@@ -90,7 +91,7 @@ class KafkaBus:
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
         for reader in self._readers:
             if reader.group == group:
-                await asyncio.to_thread(reader.flush)
+                await self._flushed(reader)
         until = time.monotonic() + COORDINATOR_WITHIN_S
         while True:
             try:
@@ -110,6 +111,15 @@ class KafkaBus:
             await asyncio.to_thread(reader.join)
         await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
         self._executor.shutdown(wait=False)
+
+    async def _flushed(self, reader: Reader) -> None:
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(reader.flush()), FLUSH_WITHIN_S)
+        except TimeoutError:
+            raise BusUnavailable(
+                f"{self.cluster}: what group {reader.group!r} has acknowledged is not committed after {FLUSH_WITHIN_S:.0f} s: "
+                "the broker is away, or the group waits for its members; ask again"
+            ) from None
 
     def ensure(self, topics: Sequence[Topic]) -> None:
         """Makes topics that are not there. For reading threads."""
@@ -133,30 +143,28 @@ class KafkaBus:
     def send(self, items: list[tuple[Topic, str, bytes, dict[str, str]]]) -> Future[None]:
         """In the executor thread. The future ends when all are durable, or with BusUnavailable."""
         finished: Future[None] = Future()
-        left = len(items)
-        lock = threading.Lock()
+        durable, last = itertools.count(1), len(items)  # a count needs no lock: `next` is one step of the interpreter
 
         def one_is_durable(_: object) -> None:
-            nonlocal left
-            with lock:
-                left -= 1
-                last = left == 0
-            if last and not finished.done():
+            if next(durable) == last and not finished.done():
                 finished.set_result(None)
 
-        def one_failed(error: BaseException) -> None:
+        def one_failed(error: BaseException) -> None:  # the count never gets to the last then
             self._producer_failed = True
-            with contextlib.suppress(Exception):  # only the first failure is told
+            with contextlib.suppress(InvalidStateError):  # only the first failure is told
                 finished.set_exception(_unavailable(self.cluster, error))
 
         try:
-            self._ensure([item[0] for item in items])
-            producer = self._open_producer()
-            for topic, key, data, headers in items:
-                sent = producer.send(
-                    self.cluster.physical(topic.name),
+            topics = {item[0].name: item[0] for item in items}
+            self._ensure(list(topics.values()))
+            physical = {name: self.cluster.physical(name) for name in topics}
+            send = self._open_producer().send
+            for topic, text, data, headers in items:
+                key = text.encode()
+                sent = send(
+                    physical[topic.name],
                     value=data,
-                    key=key.encode(),
+                    key=key,
                     headers=[(name, value.encode()) for name, value in headers.items()],
                     partition=partition_of(key, topic.partitions),
                 )
@@ -203,8 +211,7 @@ class KafkaBus:
         if not wanted:
             return
         admin = self._open_admin()
-        for topic in wanted.values():
-            make(admin, self.cluster, topic)
+        make(admin, self.cluster, wanted.values())
         admin.wait_for_topics(list(wanted), timeout_ms=READY_WITHIN_MS)
         for found in admin.describe_topics(list(wanted)):
             name, partitions = found["name"], len(found["partitions"])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
-from kafka.errors import KafkaError, SaslAuthenticationFailedError, TopicAlreadyExistsError
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+    TopicAlreadyExistsError,
+)
 
 from shared.bus import BusUnavailable
 from shared.bus.kafka_cluster import Cluster
@@ -19,29 +24,40 @@ REQUEST_MS = 10_000
 READY_WITHIN_MS = 60_000  # new topics: all of ours are above a thousand partitions, which a busy broker makes slowly
 
 
+INSYNC, REPLICATION = "min.insync.replicas", "default.replication.factor"
+MOST_INSYNC = 2  # of three copies, say: one broker may be away, and what was published is with two
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A topic as it is. `configs`: those that `declared` names."""
+    """A topic as it is. `replicas`: copies of each partition. `configs`: those that `declared` names."""
 
     partitions: int
+    replicas: int
     configs: dict[str, str]
 
 
-def declared(topic: Topic) -> dict[str, str]:
-    """The configuration that a topic must have: compacted, or kept for so long."""
-    if topic.compacted:
-        return {"cleanup.policy": "compact"}
-    return {"cleanup.policy": "delete", "retention.ms": str(topic.retention_h * 3_600_000)}
+def declared(topic: Topic, replicas: int) -> dict[str, str]:
+    """The configuration that a topic must have, with so many copies (0: unknown, nothing is said of them). A message that two
+    copies have outlives any one broker: with the usual limit of one, acks=all returns while only the leader has it."""
+    durable = {INSYNC: str(min(MOST_INSYNC, replicas))} if replicas > 0 else {}
+    return {
+        "cleanup.policy": "compact,delete" if topic.compacted else "delete",
+        "retention.ms": str(topic.retention_h * 3_600_000),
+        **durable,
+    }
 
 
-def differences(topic: Topic, found: Found | None) -> list[str]:
-    """What is not as declared, in words; empty: nothing."""
+def differences(topic: Topic, found: Found | None, replication: int = -1) -> list[str]:
+    """What is not as declared, in words; empty: nothing. `replication`: copies that the URL asks for; -1: any number."""
     if found is None:
         return ["missing"]
     wrong = []
     if found.partitions != topic.partitions:
         wrong.append(f"{found.partitions} partitions, declared {topic.partitions}")
-    for name, value in declared(topic).items():
+    if replication not in (-1, found.replicas):
+        wrong.append(f"{found.replicas} replicas, declared {replication}")
+    for name, value in declared(topic, found.replicas).items():
         if found.configs.get(name) != value:
             wrong.append(f"{name} {found.configs.get(name, 'unset')}, declared {value}")
     return wrong
@@ -107,19 +123,49 @@ def look(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> 
     there = sorted(set(admin.list_topics()) & set(names))
     if not there:
         return {}
-    wanted = [ConfigResource("TOPIC", name, configs=list(declared(names[name]))) for name in there]
+    wanted = [ConfigResource("TOPIC", name, configs=list(declared(names[name], 1))) for name in there]
     configs = admin.describe_configs(wanted, config_filter="all")["topic"]
     return {
         names[row["name"]].name: Found(
-            len(row["partitions"]), {name: config["value"] for name, config in configs[row["name"]].items()}
+            len(row["partitions"]),
+            min((len(partition["replica_nodes"]) for partition in row["partitions"]), default=0),
+            {name: config["value"] for name, config in configs[row["name"]].items()},
         )
         for row in admin.describe_topics(there)
     }
 
 
-def make(admin: KafkaAdminClient, cluster: Cluster, topic: Topic) -> None:
-    """Makes a topic unless it is there."""
-    with contextlib.suppress(TopicAlreadyExistsError):
-        admin.create_topics(
-            {cluster.physical(topic.name): {"num_partitions": topic.partitions, "configs": declared(topic)}}
-        )
+def make(admin: KafkaAdminClient, cluster: Cluster, topics: Iterable[Topic]) -> None:
+    """Makes those that are not there."""
+    replicas = cluster.replication if cluster.replication > 0 else _default_replicas(admin)
+    for topic in topics:
+        with contextlib.suppress(TopicAlreadyExistsError):
+            wanted = {
+                "num_partitions": topic.partitions,
+                "replication_factor": cluster.replication,
+                "configs": declared(topic, replicas),
+            }
+            admin.create_topics({cluster.physical(topic.name): wanted})
+
+
+def protect(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> int:
+    """Sets how many copies must have a message, where it is not as declared; returns of how many topics. It moves and
+    deletes nothing, unlike all else that may differ."""
+    wrong = []
+    for name, found in look(admin, cluster, topics).items():
+        value = str(min(MOST_INSYNC, found.replicas))
+        if found.configs.get(INSYNC) != value:
+            wrong.append(ConfigResource("TOPIC", cluster.physical(name), configs={INSYNC: value}))
+    if wrong:
+        admin.alter_configs(wrong)
+    return len(wrong)
+
+
+def _default_replicas(admin: KafkaAdminClient) -> int:
+    """How many copies the brokers make of a topic of which nothing is said; 0: we may not ask."""
+    node = str(admin.describe_cluster()["brokers"][0]["broker_id"])
+    try:
+        found = admin.describe_configs([ConfigResource("BROKER", node, configs=[REPLICATION])], config_filter="all")
+        return int(found["broker"][node][REPLICATION]["value"])
+    except (ClusterAuthorizationFailedError, KeyError):
+        return 0

@@ -10,6 +10,8 @@ Invariants
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
+- A message is buried by the owner of its partition alone. Its dead letter and its position are two writes: where the partition
+  is lost, or the process dies, between them, the next owner writes a second letter (of the same `dead-letter-source`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import structlog
@@ -94,7 +97,9 @@ class Reader(AsyncConsumerRebalanceListener):
         self._notes = True  # what is finished beyond a position is told to the broker
         self._next_commit = 0.0
         self._back_off_s = BACK_OFF_S
-        self._flushes: list[threading.Event] = []
+        self._past: dict[TopicPartition, int] | None = None  # without a group: where the partitions ended at the start
+        self._flushes: list[Future[None]] = []
+        self._ended = False
         self._name = name
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
         self._thread.start()
@@ -111,14 +116,17 @@ class Reader(AsyncConsumerRebalanceListener):
     def join(self) -> None:
         self._thread.join()
 
-    def flush(self) -> None:
-        """Returns when everything that was settled before the call is committed."""
-        done = threading.Event()
+    def flush(self) -> Future[None]:
+        """Ends when everything that was settled before the call is committed, and when this reader has ended. It holds no
+        thread, and may be cancelled: while the broker is away, or a join takes long, it is for the caller to give up."""
+        done: Future[None] = Future()
         with self._lock:
+            if self._ended or not (self.inbox.settled or self._burying or self._moved(self._leases)):
+                done.set_result(None)
+                return done
             self._flushes.append(done)
         self._signal.set()
-        while not done.wait(0.05) and self.alive:
-            pass
+        return done
 
     # In the thread.
 
@@ -138,8 +146,16 @@ class Reader(AsyncConsumerRebalanceListener):
                 log.exception("bus.reader_died")
                 self.inbox.close(BusUnavailable(f"the Kafka reader of this process died: {error!r}"))
         self.inbox.close()
-        for done in self._flushes:
-            done.set()
+        with self._lock:
+            self._ended = True
+        self._flushed(self._flushes)
+
+    def _flushed(self, flushes: list[Future[None]]) -> None:
+        with self._lock:
+            self._flushes = [done for done in self._flushes if done not in flushes]
+        for done in flushes:
+            if done.set_running_or_notify_cancel():  # else its caller has given up
+                done.set_result(None)
 
     def _rest(self) -> None:
         """After a failure: longer each time, until something was read again; never in step with the others."""
@@ -175,6 +191,8 @@ class Reader(AsyncConsumerRebalanceListener):
                 partitions = [TopicPartition(name, p) for name, t in self._topics.items() for p in range(t.partitions)]
                 consumer.assign(partitions)
                 consumer.seek_to_beginning(*partitions)
+                if self._past is None:
+                    self._past = consumer.end_offsets(partitions)
             else:
                 consumer.subscribe(list(self._topics), listener=self)
                 for name in self._topics:  # a leader that has not heard of a new topic would assign none of it, and
@@ -186,14 +204,7 @@ class Reader(AsyncConsumerRebalanceListener):
             consumer.close(autocommit=False)
 
     def _cycle(self, consumer: KafkaConsumer) -> None:
-        with self._lock:
-            flushes = list(self._flushes)
-        self._settle()
-        if (flushes or time.monotonic() >= self._next_commit) and self._commit():
-            with self._lock:
-                del self._flushes[: len(flushes)]
-            for done in flushes:
-                done.set()
+        self._settle_and_commit()
         room = self.inbox.room()
         if room > 0:
             self._full_since = math.inf
@@ -207,9 +218,27 @@ class Reader(AsyncConsumerRebalanceListener):
             self._take(consumer.poll(timeout_ms=0 if full else POLL_MS, max_records=max(1, room)))
             while self._joining() and not self._over():
                 self._join_on()
+            self._look_back(consumer)
         if room <= 0:
             self._signal.wait(POLL_MS / 1000)
             self._signal.clear()
+
+    def _settle_and_commit(self) -> None:
+        with self._lock:
+            flushes = list(self._flushes)
+        self._settle()
+        if (flushes or time.monotonic() >= self._next_commit) and self._commit():
+            self._flushed(flushes)
+
+    def _look_back(self, consumer: KafkaConsumer) -> None:
+        """Says so, once what was there at the start has been read."""
+        if self._past is None or not consumer.assignment():
+            return
+        for partition, end in list(self._past.items()):
+            if (consumer.position(partition, timeout_ms=POLL_MS) or 0) >= end:
+                del self._past[partition]
+        if not self._past:
+            self.inbox.past_read()
 
     def _joining(self) -> bool:
         """A poll began a join and did not see its end. No commits are taken, and no heartbeats are sent."""
@@ -256,9 +285,11 @@ class Reader(AsyncConsumerRebalanceListener):
         return None
 
     def _settle(self) -> None:
-        """Moves the trackers; a buried message counts when its dead letter is durable."""
+        """Moves the trackers; a buried message counts when its dead letter is durable. Of a partition that was lost meanwhile
+        nothing is buried: its next owner gets the message again, and would write a second letter."""
         self._collect()
         with self._lock:
+            self._burying = [entry for entry in self._burying if entry[0].lease.live]
             burying = list(self._burying)
         if burying:
             self._bus.bury(burying, self.group)
@@ -334,6 +365,7 @@ class Reader(AsyncConsumerRebalanceListener):
         """At the end: waits a while for what is in flight, then commits."""
         until = time.monotonic() + self._grace_s
         while self._in_flight(list(self._leases)) and time.monotonic() < until:
+            self._settle_and_commit()
             time.sleep(PAUSE_S)
         self._settle()
         until = time.monotonic() + LAST_COMMIT_S

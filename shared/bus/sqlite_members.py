@@ -37,6 +37,7 @@ class Subscription:
         self.leaving = False
         self.burying: list[tuple[Received, str]] = []
         self.advanced: set[Lease] = set()  # acknowledged since the last commit
+        self.past: dict[str, int] | None = None  # without a group: topic -> its tail at the start, until that was read
         self.read_to: dict[str, int] = {}  # topic -> the tail up to which every lease has read; absent: look
 
     def gain(self, topic: Topic, part: int, position: int, finished: Iterable[int] = ()) -> None:
@@ -48,6 +49,13 @@ class Subscription:
         lease.live = False
         self.advanced.discard(lease)
         self.inbox.withdraw(lease)
+
+    def look_back(self) -> None:
+        """Says so, once what was there at the start has been read."""
+        past = self.past
+        if past is not None and self.leases and all(x.read > past[x.topic.name] for x in self.leases.values()):
+            self.past = None
+            self.inbox.past_read()
 
     def acknowledge(self, item: Received) -> None:
         """Safe to repeat. A lease that was lost is not ours to move."""
@@ -112,8 +120,10 @@ class Membership:
             self.next_heartbeat = now
 
     def _start(self, subscription: Subscription) -> None:
+        if subscription.group is None:
+            subscription.past = {name: self._store.tail(name) for name in subscription.topics}
         for topic in subscription.topics.values():
-            self._store.know(topic, broadcast=subscription.group is None)
+            self._store.know(topic, keep=subscription.group is None or topic.holds_letters)
             self._know(topic.name)
             if subscription.group is None:
                 subscription.gain(topic, -1, 0)

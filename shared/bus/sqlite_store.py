@@ -2,6 +2,7 @@
 
 Tables
 - `messages`: the log. `offset` rises over all topics in commit order, so the offsets of a partition rise with gaps.
+  `source`: of a dead letter, which delivery it was; each is buried once.
 - `positions`: (group, topic, partition) -> the next offset to read; everything below it is acknowledged, and so is what
   `finished` names beyond it (shared.bus.tracking.write_ranges).
 - `members`, `owners`: who reads, until when it counts as alive, and which partitions it holds.
@@ -21,18 +22,19 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.contracts.topics import Topic
+from shared.contracts.topics import LETTERS, YEAR_H, Topic
 from shared.sqlite import write_ahead
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
 PURGE_CHUNK = 500  # rows deleted in one transaction, so that publishers never wait long
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (
     offset INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, part INTEGER NOT NULL, key TEXT NOT NULL,
-    value BLOB NOT NULL, headers TEXT NOT NULL, at REAL NOT NULL);
+    value BLOB NOT NULL, headers TEXT NOT NULL, at REAL NOT NULL, source TEXT);
 CREATE INDEX IF NOT EXISTS messages_of_topic ON messages (topic);
+CREATE INDEX IF NOT EXISTS letters_by_source ON messages (topic, source) WHERE source IS NOT NULL;
 CREATE TABLE IF NOT EXISTS positions (
     grp TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, position INTEGER NOT NULL,
     finished TEXT NOT NULL DEFAULT '', PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
@@ -50,15 +52,23 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value REAL NOT NULL) WI
 INSERT OR IGNORE INTO state VALUES ('membership', 0), ('purged_at', 0);
 """
 
+_LETTERS_SINCE_3 = f"""
+ALTER TABLE messages ADD COLUMN source TEXT;
+UPDATE messages SET source = json_extract(headers, '$.dead-letter-source') WHERE topic LIKE '%{LETTERS}';
+CREATE INDEX letters_by_source ON messages (topic, source) WHERE source IS NOT NULL;
+UPDATE topics SET broadcast = 1, retention_s = {YEAR_H * 3600} WHERE topic LIKE '%{LETTERS}';
+"""
+
 
 class Row(NamedTuple):
-    """What is appended: one message of one topic."""
+    """What is appended: one message of one topic. `source`: of a dead letter."""
 
     topic: str
     part: int
     key: str
     value: bytes
     headers: str  # JSON
+    source: str | None = None
 
 
 class Stored(NamedTuple):
@@ -100,13 +110,16 @@ class Store:
         self._db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
         with self.write():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, 1, SCHEMA_VERSION):
+            if not 0 <= version <= SCHEMA_VERSION:
                 raise sqlite3.DatabaseError(f"schema {version}; this version reads {SCHEMA_VERSION}")
             if version == 0:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
             if version == 1:
                 self._db.execute("ALTER TABLE positions ADD COLUMN finished TEXT NOT NULL DEFAULT ''")
+            if version in (1, 2):
+                for statement in _LETTERS_SINCE_3.split(";"):
+                    self._db.execute(statement)
             if version != SCHEMA_VERSION:
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
@@ -130,18 +143,14 @@ class Store:
     def append(self, rows: Sequence[Row]) -> None:
         now = time.time()
         self._db.executemany(
-            "INSERT INTO messages (topic, part, key, value, headers, at) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO messages (topic, part, key, value, headers, source, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(*row, now) for row in rows],
         )
 
     def has_dead_letter(self, topic: str, source: str) -> bool:
-        """True if `source` (header dead-letter-source) was buried before."""
-        return bool(
-            self._db.execute(
-                "SELECT 1 FROM messages WHERE topic = ? AND json_extract(headers, '$.dead-letter-source') = ? LIMIT 1",
-                (topic, source),
-            ).fetchone()
-        )
+        """True if `source` was buried before."""
+        found = self._db.execute("SELECT 1 FROM messages WHERE topic = ? AND source = ? LIMIT 1", (topic, source))
+        return found.fetchone() is not None
 
     def changed_by_others(self) -> int:
         """A number that differs from the last call's if another process has committed since. Cheap."""
@@ -175,13 +184,14 @@ class Store:
 
     # Groups.
 
-    def know(self, topic: Topic, *, broadcast: bool) -> None:
-        """Remembers what the purge needs; a topic that was ever read as broadcast stays one."""
+    def know(self, topic: Topic, *, keep: bool) -> None:
+        """Remembers what the purge needs. `keep`: everything for its retention; a topic of which it was ever said, as who
+        reads it as broadcast does, stays so."""
         self._db.execute(
             "INSERT INTO topics VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "partitions = excluded.partitions, compacted = excluded.compacted, "
             "broadcast = max(broadcast, excluded.broadcast), retention_s = excluded.retention_s",
-            (topic.name, topic.partitions, topic.compacted, broadcast, topic.retention_h * 3600.0),
+            (topic.name, topic.partitions, topic.compacted, keep, topic.retention_h * 3600.0),
         )
 
     def join(self, member: str, process: str, group: str, topics: Sequence[str], expires: float) -> None:
@@ -285,9 +295,10 @@ class Store:
     def purge(self, keep_acknowledged_s: float) -> int:
         """Deletes what nobody needs; returns how many messages.
 
-        Compacted topics keep the last message of each key for good. A topic that somebody reads as broadcast keeps
-        everything for its retention, as does one that no group has read. Else a message goes when every group that
-        ever joined has acknowledged it and it is older than `keep_acknowledged_s`, or when its retention is over.
+        Compacted topics keep the last message of each key for their retention. A topic that somebody reads as broadcast
+        keeps everything for its retention, as does one that no group has read, and one of dead letters. Else a message
+        goes when every group that ever joined has acknowledged it and it is older than `keep_acknowledged_s`, or when its
+        retention is over.
         """
         now = time.time()
         known = {
@@ -304,9 +315,8 @@ class Store:
                     "AND n.key = messages.key AND n.offset > messages.offset)",
                     {"t": topic, "b": now - keep_acknowledged_s},
                 )
-                continue
             deleted += self._delete("topic = :t AND at < :b", {"t": topic, "b": now - retention_s})
-            if broadcast:
+            if broadcast or compacted:
                 continue
             deleted += self._delete(
                 "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM groups g WHERE g.topic = :t) "

@@ -240,7 +240,7 @@ class Worker:
             if self._store.has_dead_letter(item.topic.dead_letter, source):
                 continue
             headers = {**item.headers, "dead-letter-reason": reason, "dead-letter-source": source}
-            self._store.append([Row(item.topic.dead_letter, 0, item.key, item.data, json.dumps(headers))])
+            self._store.append([Row(item.topic.dead_letter, 0, item.key, item.data, json.dumps(headers), source)])
             log.warning("bus.buried", topic=item.topic.name, offset=item.offset, key=item.key, reason=reason)
 
     # Reading.
@@ -251,7 +251,10 @@ class Worker:
             fresh = self._store.tails(self._seen)
             self._tails.update(fresh)
             self._seen = max([self._seen, *fresh.values()])
-        came = sum(self._fill(subscription) for subscription in self._members.subscriptions)
+        came = 0
+        for subscription in self._members.subscriptions:
+            came += self._fill(subscription)
+            subscription.look_back()
         busy = bool(came or published)
         self._poll_s = POLL_BUSY_S if busy else min(POLL_IDLE_S, self._poll_s * 1.5)
 

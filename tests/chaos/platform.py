@@ -8,7 +8,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,30 +147,39 @@ async def until(there: Callable[[], bool], what: str, within_s: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(state: Path, *, seed: int, patience_s: float, pack: Path | None = None) -> AsyncIterator[Platform]:
-    """A platform by the settings of the environment, on which a run has trained its first groups. Without `pack` on
-    problems of our own, which last for some minutes."""
+async def serving(state: Path, begin: Callable[[ServiceSettings], Awaitable[str]]) -> AsyncIterator[Platform]:
+    """A platform by the settings of the environment, and the run that `begin` names. The services drain at the end."""
     state.mkdir(parents=True, exist_ok=True)
-    own = None if pack else state / "problems.jsonl"
-    if own:
-        problems.write(own, copies=COPIES, per_function=1000, seed=seed)
     settings = ServiceSettings(state=state)
     with (state / "supervisor.log").open("a") as said:
         with Supervisor(state, say=lambda text: print(text, file=said, flush=True)) as supervisor:
             supervisor.start(ServiceSpec(name, MODULES[name]) for name in STARTED)
-            options = DemoOptions(seed=seed, minutes=0, problems=own, pack=pack, groups_per_step=4, state=state)
-            run = await announce(options, settings)
-            # Read-only by our own hand: nothing here writes.
-            engine = ledger.connect(settings.ledger_url)
-            platform = Platform(state, supervisor, run, engine, settings)
+            run = await begin(settings)
+            engine = ledger.connect(settings.ledger_url)  # read-only by our own hand: nothing here writes
             try:
-
-                def begun() -> bool:
-                    with contextlib.suppress(DBAPIError):
-                        return platform.trained() > 0
-                    return False
-
-                await until(begun, "the first groups to be trained", patience_s)
-                yield platform
+                yield Platform(state, supervisor, run, engine, settings)
             finally:
                 engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def running(state: Path, *, seed: int, patience_s: float, pack: Path | None = None) -> AsyncIterator[Platform]:
+    """A platform on which a run has trained its first groups. Without `pack` on problems of our own, which last for some
+    minutes."""
+
+    async def begin(settings: ServiceSettings) -> str:
+        own = None if pack else state / "problems.jsonl"
+        if own:
+            problems.write(own, copies=COPIES, per_function=1000, seed=seed)
+        options = DemoOptions(seed=seed, minutes=0, problems=own, pack=pack, groups_per_step=4, state=state)
+        return await announce(options, settings)
+
+    async with serving(state, begin) as platform:
+
+        def begun() -> bool:
+            with contextlib.suppress(DBAPIError):
+                return platform.trained() > 0
+            return False
+
+        await until(begun, "the first groups to be trained", patience_s)
+        yield platform

@@ -2,11 +2,12 @@
 
 Usage: bus_member.py URL TOPIC GROUP MODE. Prints `ready`, then each key that it is given. MODE `done` acknowledges all,
 `hold` acknowledges none, `odd` only messages whose `what` is an odd number, `publish` publishes 0, 1, … and prints what
-became durable.
+became durable, `late` acknowledges what it holds when it gets SIGUSR1, and prints `acknowledged`.
 """
 
 import asyncio
 import itertools
+import signal
 import sys
 
 from shared.bus import connect
@@ -27,10 +28,20 @@ async def main(url: str, name: str, group: str, mode: str) -> None:
             await bus.publish(topic, str(i % 3), Alert(run="r", name="n", severity="info", what=str(i)))
             say(str(i))
     deliveries = bus.deliveries([topic], group, max_in_flight=1000)
+    held = []
+
+    def acknowledge() -> None:
+        for delivery in held:
+            delivery.done()
+        say("acknowledged")
+
+    if mode == "late":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, acknowledge)
     say("ready")
     async for delivery in deliveries:
         if mode == "done" or (mode == "odd" and int(delivery.message.what) % 2):
             delivery.done()
+        held.append(delivery)
         say(delivery.message.what)
 
 

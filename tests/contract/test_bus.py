@@ -282,6 +282,56 @@ def test_a_broadcast_reader_reads_all_from_the_start_every_time_and_then_follows
     go(scenario)
 
 
+def test_a_broadcast_reader_knows_when_it_has_read_what_was_there_at_its_start(world, go):
+    async def scenario():
+        bus = world.open()
+        raw = Topic(world.topic.name, (Raw,), partitions=world.topic.partitions)
+        empty = Topic(world.topic.name + ".empty", (Alert,), partitions=2)
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(300)])
+        await bus.publish(raw, "last", Raw(b"{}", {"schema": "x/9.0"}))  # nobody gets to see it
+        deliveries = bus.deliveries([world.topic, empty], None, 4)
+        knows = asyncio.create_task(deliveries.caught_up())
+        for _ in range(299):
+            (await anext(deliveries)).done()
+        await asyncio.sleep(0.5)  # a pause, however long, says nothing
+        assert not knows.done()
+        last = await anext(deliveries)
+        await asyncio.wait_for(knows, 10)
+        last.done()
+        await bus.publish(world.topic, "k", alert("new"))
+        await asyncio.wait_for(deliveries.caught_up(), 10)  # and goes on knowing it
+        assert texts(await take(deliveries, 1)) == ["new"]
+
+    go(scenario)
+
+
+def test_of_an_empty_log_everything_was_read_at_once(world, go):
+    async def scenario():
+        bus = world.open()
+        deliveries = bus.deliveries([world.topic], None, 4)
+        await asyncio.wait_for(deliveries.caught_up(), 20)
+        assert await nothing_comes(deliveries)
+
+    go(scenario)
+
+
+def test_who_waits_for_the_past_hears_when_it_will_never_be_read(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(9)])
+        deliveries = bus.deliveries([world.topic], None, 4)
+        waits = asyncio.create_task(deliveries.caught_up())
+        await take(deliveries, 4)  # it answers none: no more come
+        await asyncio.sleep(0.3)
+        await bus.close()
+        with pytest.raises(BusUnavailable):
+            await asyncio.wait_for(waits, 10)
+        with pytest.raises(ValueError, match="group"):
+            await world.open().deliveries([world.topic], world.group, 4).caught_up()
+
+    go(scenario)
+
+
 def test_close_writes_acknowledgements_and_ends_the_iterators(world, go):
     async def scenario():
         bus = world.open()

@@ -269,6 +269,27 @@ def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go
     go(scenario)
 
 
+def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go):
+    async def scenario():
+        bus = world.open()
+        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(3)])
+        deliveries = bus.deliveries([world.topic], world.group, 10)
+        got = await take(deliveries, 3)
+        async with world.away():
+            for delivery in got:
+                delivery.done()
+            impatient = [asyncio.wait_for(bus.lag([world.topic], world.group), 1.0) for _ in range(40)]
+            assert {type(e) for e in await asyncio.gather(*impatient, return_exceptions=True)} == {TimeoutError}
+            async with asyncio.timeout(2.0):
+                await asyncio.to_thread(lambda: None)  # the threads that every service shares are free
+            with pytest.raises(BusUnavailable):
+                async with asyncio.timeout(40.0):  # the embedded bus waits 10 s for a lock, and may have begun before
+                    await bus.lag([world.topic], world.group)
+        await drained(bus, world.topic, world.group, deliveries)
+
+    go(scenario)
+
+
 def test_a_reader_of_everything_that_came_late_sees_what_was_buried_and_done_too(world, go):
     async def scenario():
         bus = world.open()

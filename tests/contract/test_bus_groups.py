@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from shared.bus import connect, kafka_reader
+from shared.bus import connect, dead_letters, kafka_reader
 from tests.contract.bus_world import alert, drained, freeze, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
@@ -33,8 +33,7 @@ def test_three_consumers_share_the_partitions_and_every_message_goes_to_one(worl
             await buses[0].publish_many([(world.topic, str(i), alert(i)) for i in range(sent, sent + 48)])
             sent += 48
             await asyncio.sleep(0.2)
-        while await buses[0].lag([world.topic], world.group) != {world.topic.name: 0}:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await drained(buses[0], world.topic, world.group)
         assert set(seen) == {str(i) for i in range(sent)}
         # Twice comes only what was in hand when a member was taken for dead: on a machine busy with other work that happens.
         assert sum(seen.values()) <= 1.1 * sent
@@ -65,23 +64,27 @@ def test_a_dead_members_partitions_move_to_the_living(world, go):
 def test_a_frozen_members_late_acknowledgement_does_not_move_the_new_owners_position(world, go):
     async def scenario():
         bus = world.open()
-        process = await asyncio.to_thread(world.member, world.group, "done")
-        await freeze(process, bus, [(world.topic, str(i), alert(i)) for i in range(16)])
-        held = await take(bus.deliveries([world.topic], world.group, 1000), 16)
+        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(16)])
+        process = await asyncio.to_thread(world.member, world.group, "late")
+        theirs = {(await asyncio.to_thread(process.stdout.readline)).strip() for _ in range(16)}
+        assert theirs == {str(i) for i in range(16)}  # it holds all of them
+        await freeze(process, bus, [(world.topic, "new", alert("new"))])
+        deliveries = bus.deliveries([world.topic], world.group, 1000)
+        held = await take(deliveries, 17)  # it was taken for dead
+        assert set(texts(held)) == theirs | {"new"}
+        process.send_signal(signal.SIGUSR1)  # pending: the first that it does
         process.send_signal(signal.SIGCONT)
-        await asyncio.sleep(1.5)  # it may join again and acknowledge what it is given, which we still hold
+        line = ""
+        while line != "acknowledged\n":
+            line = await asyncio.to_thread(process.stdout.readline)
+        for _ in range(8):
+            await asyncio.sleep(0.5)
+            assert await bus.lag([world.topic], world.group) == {world.topic.name: 17}
         process.kill()
         process.wait()
-        assert len(held) == 16
         for delivery in held:
             delivery.done()
-        rest = bus.deliveries([world.topic], world.group, 1000)
-        while await bus.lag([world.topic], world.group) != {world.topic.name: 0}:
-            try:
-                async with asyncio.timeout(0.2):
-                    (await anext(rest)).done()
-            except TimeoutError:
-                pass
+        await drained(bus, world.topic, world.group, deliveries)
 
     go(scenario)
 
@@ -184,6 +187,29 @@ def test_work_that_outlasts_a_rebalance_goes_to_the_new_owner_and_its_late_answe
             if delivery.message.what == moved[0].message.what:
                 delivery.done()  # the old owner's
         assert (await two.lag([world.topic], world.group))[world.topic.name] == before
+
+    go(scenario)
+
+
+def test_what_is_buried_while_its_partition_moves_becomes_one_letter(world, go):
+    async def scenario():
+        one, two = world.open("one"), world.open("two")
+        await one.publish_many([(world.topic, str(i), alert(i)) for i in range(32)])
+        first = one.deliveries([world.topic], world.group, 100)
+        held = await take(first, 32)
+        second = two.deliveries([world.topic], world.group, 100)
+        await asyncio.sleep(4.0)  # the first has heard of it (a heartbeat), and what moves waits for what is in flight
+        for delivery in held:
+            delivery.bury("by the first")
+
+        async def bury():
+            async for delivery in second:
+                delivery.bury("by the second")
+
+        burying = asyncio.create_task(bury())
+        await drained(one, world.topic, world.group)
+        burying.cancel()
+        assert await two.lag([dead_letters(world.topic)], "anybody") == {world.topic.dead_letter: 32}
 
     go(scenario)
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import BusUnavailable, connect
+from shared.bus import BusUnavailable, connect, dead_letters
 from shared.bus.sqlite import SqliteBus
-from shared.contracts.messages import Alert
-from shared.contracts.topics import Topic
+from shared.bus.sqlite_store import Row, Store
+from shared.contracts.codec import Raw
+from shared.contracts.messages import Alert, PolicyApplied, RunControl
+from shared.contracts.topics import POLICIES_APPLIED, RUNS_CONTROL, Topic
 
 TOPIC = Topic("t", (Alert,), partitions=4)
 COMPACTED = Topic("c", (Alert,), partitions=1, compacted=True)
@@ -99,15 +101,39 @@ def test_a_topic_that_somebody_reads_as_broadcast_keeps_everything_for_its_reten
     run(scenario)
 
 
-def test_a_compacted_topic_keeps_the_last_message_of_each_key_for_good(tmp_path):
+def test_a_compacted_topic_keeps_the_last_message_of_each_key_for_its_retention(tmp_path):
     async def scenario():
         path = tmp_path / "bus.db"
         bus = SqliteBus(path, client="x")
         await bus.publish_many([(COMPACTED, key, alert(f"{key}{i}")) for i in range(3) for key in "ab"])
         await read(bus, COMPACTED, None, 6)
-        age(path, 1e9)
+        age(path, COMPACTED.retention_h * 3600 - 60)
         assert await bus.purge() == 4
         assert await read(bus, COMPACTED, None, 2) == ["a2", "b2"]
+        age(path, 120)
+        assert await bus.purge() == 2
+        await bus.close()
+
+    run(scenario)
+
+
+def test_of_a_replica_the_last_word_is_kept_and_of_a_run_every_word(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        for serial in range(3):
+            for replica in ("one", "two"):
+                applied = PolicyApplied(run="r", replica=replica, url=f"http://{replica}", serial=serial)
+                await bus.publish(POLICIES_APPLIED, replica, applied)
+            await bus.publish(RUNS_CONTROL, "r", RunControl(run="r", action="pause"))
+        for _ in range(2):
+            late = bus.deliveries([POLICIES_APPLIED], None, 10)
+            last = [(await anext(late)).message for _ in range(count(path, "policies.applied"))][-2:]
+            assert [(message.replica, message.serial) for message in last] == [("one", 2), ("two", 2)]
+            await anext(bus.deliveries([RUNS_CONTROL], None, 10))
+            age(path, 7200)
+            await bus.purge()
+        assert (count(path, "policies.applied"), count(path, "runs.control")) == (2, 3)
         await bus.close()
 
     run(scenario)
@@ -211,6 +237,11 @@ def test_a_bus_file_of_another_schema_is_refused(tmp_path):
         connect(f"sqlite:{tmp_path / 'bus.db'}", client="x")
 
 
+def without_sources(db):
+    db.execute("DROP INDEX letters_by_source")
+    db.execute("ALTER TABLE messages DROP COLUMN source")
+
+
 def test_a_bus_file_of_the_first_schema_is_read_on_where_its_groups_stand(tmp_path):
     url = f"sqlite:{tmp_path / 'bus.db'}"
 
@@ -228,7 +259,89 @@ def test_a_bus_file_of_the_first_schema_is_read_on_where_its_groups_stand(tmp_pa
 
     run(before)
     with sqlite3.connect(tmp_path / "bus.db") as db:
+        without_sources(db)
         db.execute("ALTER TABLE positions DROP COLUMN finished")
         db.execute("PRAGMA user_version=1")
     db.close()
     run(after)
+
+
+async def buried(bus, number, first=0):
+    """So many messages become dead letters of `TOPIC`."""
+    raw = Topic(TOPIC.name, (Raw,), TOPIC.partitions)
+    await bus.publish_many([(raw, str(i), Raw(b"%d" % i, {})) for i in range(first, first + number)])
+    deliveries = bus.deliveries([TOPIC], "g", 100)
+    while (await bus.lag([TOPIC], "g"))["t"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await deliveries.aclose()
+
+
+def test_dead_letters_stay_a_year_whoever_has_acknowledged_them(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        await buried(bus, 3)
+        letters = dead_letters(TOPIC)
+        await bus.publish(letters, "k", Raw(b"of another program", {}))
+        deliveries = bus.deliveries([letters], "dlq.replayed", 10)
+        for _ in range(4):
+            (await anext(deliveries)).done()
+        assert await bus.lag([letters], "dlq.replayed") == {"t.dlq": 0}
+        age(path, 364 * 86_400)
+        await bus.purge()
+        assert (count(path, "t"), count(path, "t.dlq")) == (0, 4)
+        age(path, 2 * 86_400)
+        await bus.purge()
+        assert count(path, "t.dlq") == 0
+        await bus.close()
+
+    run(scenario)
+
+
+def test_dead_letters_of_an_earlier_schema_stay_too_and_none_is_written_twice(tmp_path):
+    path = tmp_path / "bus.db"
+
+    async def before():
+        bus = SqliteBus(path, client="old")
+        await buried(bus, 3)
+        deliveries = bus.deliveries([dead_letters(TOPIC)], "dlq.replayed", 10)
+        for _ in range(3):
+            (await anext(deliveries)).done()
+        assert await bus.lag([dead_letters(TOPIC)], "dlq.replayed") == {"t.dlq": 0}
+        await bus.close()
+
+    async def after():
+        bus = SqliteBus(path, client="new")
+        age(path, 200 * 3600)
+        await bus.purge()
+        assert count(path, "t.dlq") == 3
+        await bus.close()
+
+    run(before)
+    with sqlite3.connect(path) as db:
+        without_sources(db)
+        db.execute("UPDATE topics SET broadcast = 0, retention_s = 604800")
+        db.execute("PRAGMA user_version=2")
+    db.close()
+    run(after)
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT count(DISTINCT source) FROM messages WHERE topic = 't.dlq'").fetchone() == (3,)
+    db.close()
+
+
+def test_whether_a_letter_was_written_is_found_without_looking_at_the_others(tmp_path):
+    store = Store(tmp_path / "bus.db")
+    looked = []
+
+    def had(number):
+        with store.write():
+            store.append([Row("t.dlq", 0, "k", b"", "{}", f"t/{i}/g") for i in range(number)])
+        looked.clear()
+        steps = lambda: looked.append(1)  # noqa: E731 called every ten steps of SQLite's machine
+        store._db.set_progress_handler(steps, 10)
+        assert (store.has_dead_letter("t.dlq", "t/7/g"), store.has_dead_letter("t.dlq", "t/-1/g")) == (True, False)
+        store._db.set_progress_handler(None, 0)
+        return len(looked)
+
+    assert had(5000) <= had(10) + 10
+    store.close()
