@@ -293,12 +293,17 @@ def _counts(problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
 
 
 def _refuse_others(out: Path) -> None:
-    """What lies in `out` may be replaced: nothing, or a pack that `build` made. Raises ValueError."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    """What lies in `out` may be replaced: nothing, or a pack that `build` made, whole or not, of this format or another.
+    Raises ValueError."""
+    if not out.exists():
         return
-    manifest = read_manifest(out)
-    if manifest is None or manifest.get("key") == OWN:
-        what = "imported problems" if manifest else "something that is no pack"
+    manifest = read_manifest(out) if out.is_dir() else None
+    own = manifest is not None and manifest.get("key") == OWN
+    others = (
+        [out] if not out.is_dir() else [p for p in out.iterdir() if p.suffix != ".zst" and p.name != "manifest.json"]
+    )
+    if own or others:
+        what = "imported problems" if own else "something that is no pack"
         raise ValueError(f"--out: found {what} in {out}; allowed: a new directory, or a pack made by this command")
 
 

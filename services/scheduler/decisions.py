@@ -17,6 +17,7 @@ from services.scheduler.hardness import Outcome
 from services.scheduler.life import EXHAUSTED_S, Budget, hand_is_empty, step_seconds
 from services.scheduler.reconciler import Closing, Fate
 from services.scheduler.working_set import Attempt, Group, WorkingSet
+from shared.contracts import codec
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.ids import attempt_id, group_id
@@ -87,14 +88,17 @@ def overdue(ws: WorkingSet, now: float, limits: Limits) -> bool:
     """Whether an attempt of the run would be lost for silence now."""
     if ws.config is None or ws.head.state not in (RunState.running, RunState.paused):
         return False
-    return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in ws.live())
+    asking = ws.head.state is RunState.running
+    live = (a for a in ws.live() if asking or a.state is not AttemptState.requested)  # as `_reconcile` does
+    return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in live)
 
 
 def _overdue(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> str:
     # While no attempt at all is graded, graders are away rather than this verdict lost.
     patiences = 1 if ws.scored_at > (attempt.finished_at or 0.0) else GRADERS_AWAY
     # Leaving out what this scheduler did not see: a request waits since it was made, heard of again, or could be taken up.
-    waited_s = now - max(attempt.heard_at, limits.listening_since, ws.resumed_at)
+    # A queue that moves, however slowly, has lost nothing: it waits since anything of the run was taken up last.
+    waited_s = now - max(attempt.heard_at, limits.listening_since, ws.resumed_at, ws.taken_at)
     return reconciler.overdue(
         attempt.state,
         silent_s=now - max(attempt.heard_at, limits.listening_since),
@@ -227,6 +231,11 @@ def announce(ws: WorkingSet, now: float) -> None:
             incarnation=ws.head.incarnation,
             progress=progress,
         )
+        try:
+            codec.encode(t.GROUPS_READY, ready)
+        except codec.MessageTooLarge as error:  # said in a tick, where no message could be blamed
+            drop(ws, group, f"its announcement is too large: {error}", now)
+            continue
         ws.say(t.GROUPS_READY, ws.id, ready)
         ws.event(now, "group.announced", group.id, max(0, ws.head.incarnation), sequence=group.sequence)
         group.announced = ws.head.incarnation

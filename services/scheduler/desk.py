@@ -106,6 +106,7 @@ class Desk:
             self._listening_since = now
         self._last = now
         refused: dict[int, str] = {}
+        again = True
         while True:
             try:
                 return self._once(batch, now, published or {}, refused)
@@ -116,6 +117,9 @@ class Desk:
                 self._forget()
                 if _is_outage(error):
                     raise
+                if again:  # a commit whose answer was lost may have landed after we looked: then nothing is wrong
+                    again = False
+                    continue
                 if len(batch) > 1:
                     return self._one_by_one(batch, now, published)
                 if refused or not batch:

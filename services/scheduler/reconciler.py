@@ -12,7 +12,7 @@ from shared.ledger.transitions import AttemptState
 
 FIRST_DELAY_S = 0.5  # between the loss of an epoch and asking again; doubles, so that an outage is not burned through
 CANCEL_GRACE_S = 60.0  # an attempt told to submit has so long to do it
-PASSED_OVER_S = 600.0  # a request waits so long while others are taken up; few are asked ahead, so it is lost, not late
+PASSED_OVER_S = 600.0  # a request that others were taken up after waits so long once nothing is taken up any more
 
 Fate = Enum("Fate", "wait again fail")
 Closing = Enum("Closing", "open ready dropped")
@@ -37,15 +37,16 @@ def overdue(
     grading_limit_s: float,
 ) -> str:
     """Why a live attempt counts as lost now; empty: it does not. Seconds since its worker was heard of,
-    since it was told to submit (None: it was not), since it finished (None: it did not). `passed_over_s`: since it was
-    asked for, if a worker has taken up anything of the run since (None: nobody did).
+    since it was told to submit (None: it was not), since it finished (None: it did not). `passed_over_s`: since a worker
+    took up anything of the run, if one did after this was asked for (None: nobody did).
 
     A request that nobody has claimed is the bus's to deliver, and never overdue while no worker takes up anything. But
-    what was passed over for longer than a full worker needs to get room (`limit_s`) was buried, forgotten by the bus, or
-    acknowledged by a worker that died before its claim; waited for, it would hold the gate, and the run, for ever.
+    what is still there after full workers must have got room (`limit_s`) and taken up nothing was buried, forgotten by the
+    bus, or acknowledged by a worker that died before its claim; waited for, it would hold the gate, and the run, for ever.
     """
-    if state is AttemptState.requested and passed_over_s is not None and passed_over_s > max(PASSED_OVER_S, limit_s):
-        return f"asked for {passed_over_s:.0f} s ago and never claimed"
+    patience_s = max(PASSED_OVER_S, limit_s + CANCEL_GRACE_S)
+    if state is AttemptState.requested and passed_over_s is not None and passed_over_s > patience_s:
+        return f"never claimed, and nothing else was in the last {passed_over_s:.0f} s"
     if state is AttemptState.claimed:
         if silent_s > lease_s:
             return f"no heartbeat for {silent_s:.0f} s"

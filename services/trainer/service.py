@@ -236,7 +236,12 @@ class Service:
             self._untrainable,
             fetches=self.settings.trainer_fetches,
         )
-        for ready in self.early.pop(run, OrderedDict()).values():
+        early = self.early.pop(run, OrderedDict())
+        if later := [ready for ready in early.values() if ready.incarnation > training.mine.incarnation]:
+            # Acknowledged before we knew who we are: an heir that lives already waits for them.
+            await self._announce([(GROUPS_READY, ready) for ready in later])
+            raise Superseded(f"run {run}: groups are announced to incarnation {later[0].incarnation}")
+        for ready in early.values():
             self._announced(ready)
         said = len(self.runs[run].rollbacks)
         try:

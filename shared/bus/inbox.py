@@ -142,6 +142,15 @@ class Inbox:
                 self._past = self._offered
                 self._tell()
 
+    def past_again(self) -> bool:
+        """The log will be offered from its beginning once more, by a reader that broke: what was handed out of it before
+        says nothing about how far the past is read. False: all of it was read."""
+        with self._lock:
+            if self._is_caught_up():
+                return False
+            self._past, self._offered, self._handed_out = None, 0, 0
+            return True
+
     @property
     def settled(self) -> bool:
         """Whether `drain` would return something."""

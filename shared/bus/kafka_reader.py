@@ -191,7 +191,7 @@ class Reader(AsyncConsumerRebalanceListener):
                 partitions = [TopicPartition(name, p) for name, t in self._topics.items() for p in range(t.partitions)]
                 consumer.assign(partitions)
                 consumer.seek_to_beginning(*partitions)
-                if self._past is None:
+                if self._past is None or self.inbox.past_again():
                     self._past = consumer.end_offsets(partitions)
             else:
                 consumer.subscribe(list(self._topics), listener=self)

@@ -58,26 +58,26 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
             pool_pre_ping=True,
             isolation_level=isolation,
             json_serializer=_to_json,
-            connect_args=_alive(parsed, read_only),
+            connect_args={name: value for name, value in ALIVE.items() if name not in parsed.query},
         )
-        if read_only:
-            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET TRANSACTION READ ONLY"))
+        event.listen(engine, "begin", _snapshot if read_only else _hurried)
         return engine
     raise ValueError(
         f"ledger: found {without_credentials(url)!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME"
     )
 
 
-def _alive(url: URL, read_only: bool) -> dict[str, Any]:
+def _snapshot(connection: Connection) -> None:
     """A reader holds nothing that another one waits for, and may think for as long as it likes."""
-    arguments: dict[str, Any] = {name: value for name, value in ALIVE.items() if name not in url.query}
-    if not read_only:
-        said = url.query.get("options", "")
-        own = f"-c idle_in_transaction_session_timeout={FROZEN_S}s -c lock_timeout={LOCKED_S}s"
-        arguments["options"] = " ".join(
-            [own, *([said] if isinstance(said, str) else said)]
-        ).strip()  # the last word holds
-    return arguments
+    connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+
+def _hurried(connection: Connection) -> None:
+    """Said in every transaction and not when connecting: poolers hand neither settings nor start-up options on."""
+    connection.exec_driver_sql(
+        f"SELECT set_config('lock_timeout', '{LOCKED_S}s', true), "
+        f"set_config('idle_in_transaction_session_timeout', '{FROZEN_S}s', true)"
+    )
 
 
 def unhurried(connection: Connection) -> None:

@@ -106,7 +106,7 @@ class S3Objects:
             with self._answers(key):
                 if size > multipart.PART:
                     headers = {"Content-Type": CONTENT_TYPE, PREFIX + CHECKSUM: checksum}
-                    multipart.upload(self._client, self._bucket, key, file, size, checksum, headers)
+                    multipart.upload(self._client, self._bucket, key, file, size, headers)
                 else:
                     self._client.put_object(self._bucket, key, file, size, metadata={CHECKSUM: checksum})
         return Ref(key=key, size=size, checksum=checksum)

@@ -193,6 +193,14 @@ def test_a_folder_that_it_did_not_make_is_left_as_it_is(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_what_is_left_of_a_pack_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()  # as a power loss may leave it
+    (tmp_path / "rl.public.jsonl.zst").touch()
+    done = mutate(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "manifest.json").read_text())["verified"]
+
+
 def test_imported_problems_are_not_replaced_by_mined_ones(tmp_path: Path) -> None:
     build.write_own(tmp_path / "mine", "rl", [])
     before = sorted((tmp_path / "mine").iterdir())

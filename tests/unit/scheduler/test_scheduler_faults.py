@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
+from services.scheduler import decisions
 from services.scheduler.audit import audit
 from services.scheduler.desk import Desk
 from services.scheduler.reconciler import PASSED_OVER_S
@@ -94,15 +95,45 @@ def test_what_an_earlier_message_broke_is_not_blamed_on_the_one_that_forks(room:
     assert room.ws.head.incarnation == 1
 
 
-def test_what_would_make_an_answer_too_large_is_buried_alone(room: Room) -> None:
+def test_a_group_whose_announcement_is_too_large_for_the_bus_is_dropped(room: Room) -> None:
     group = next(iter(room.ws.open.values()))
     huge = m.Ref(key="k" * 40_000, size=1, checksum="c" * 32)
     *most, last = [room.scored(room.key(a), trajectory=huge) for a in group.attempts]
     assert room.tell(*most) == []
-    (why,) = room.tell(last, problem("later"))
-    assert "MessageTooLarge" in why
+    assert room.tell(last, problem("later")) == []
     assert "later" in room.ws.catalogue
-    assert group.id in room.ws.open
+    assert (group.state, "too large" in group.reason) == (GroupState.dropped, True)
+
+
+def test_so_is_one_that_a_tick_completes(room: Room) -> None:
+    """All but one are scored, each small enough to be told; the last fails, and a tick closes the group."""
+    group = next(iter(room.ws.open.values()))
+    large = m.Ref(key="k" * 30_000, size=1, checksum="c" * 32)
+    *most, last = list(group.attempts)
+    assert len(most) >= 3
+    for attempt in most:
+        assert room.tell(room.scored(room.key(attempt), trajectory=large)) == []
+    decisions._end(room.ws, last, AttemptState.failed, "lost for good", room.now)
+    room.now += 2
+    assert room.tell() == []
+    assert group.state is GroupState.dropped
+    assert "too large" in group.reason
+
+
+def test_a_commit_that_fails_once_is_tried_again_before_anything_is_blamed(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the answer of an earlier commit was lost and it lands late: a key is taken, and then it is not new."""
+    commit, failures = room.desk.store.commit, iter([IntegrityError("insert", {}, Exception("a key is taken"))])
+
+    def once(*arguments: Any) -> None:
+        for error in failures:
+            raise error
+        commit(*arguments)
+
+    monkeypatch.setattr(room.desk.store, "commit", once)
+    assert room.tell(problem("later")) == []
+    assert "later" in room.ws.catalogue
 
 
 def test_a_step_that_names_strange_groups_at_length_is_a_fact_all_the_same(room: Room) -> None:
@@ -181,6 +212,23 @@ def test_a_restarted_scheduler_still_knows_that_a_request_was_passed_over(short:
     short.tell()
     wait(short, PASSED_OVER_S + 10)
     assert short.ws.attempts[lost.id].epoch == 1
+
+
+def test_a_queue_that_moves_slowly_has_lost_nothing(short: Room) -> None:
+    """One is taken up now and then: the last of them waits far longer than the limit, and is neither lost nor late."""
+    queue = sorted(short.ws.attempts.values(), key=lambda a: a.id)
+    for attempt in queue[:-1]:
+        short.tell(m.AttemptClaimed(run=RUN, key=short.key(attempt, 0), worker="w"))
+        wait(short, PASSED_OVER_S - 20)
+    assert short.now > 2 * PASSED_OVER_S
+    assert (queue[-1].epoch, queue[-1].state) == (0, AttemptState.requested)
+
+
+def test_a_paused_run_gives_no_reason_to_ask_the_bus_for_its_lag(short: Room) -> None:
+    claim_all_but(short, short.any().id)
+    short.tell(m.RunControl(run=RUN, action="pause", by="alice"))
+    wait(short, 2 * PASSED_OVER_S)
+    assert not short.desk.overdue(short.now)
 
 
 def test_while_no_worker_takes_anything_up_a_request_waits(short: Room) -> None:

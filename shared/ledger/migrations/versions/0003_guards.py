@@ -53,6 +53,8 @@ def _sqlite() -> None:
 
 
 def _postgresql() -> None:
+    # In the order of a leader's commit: neither ends the other.
+    op.execute("LOCK TABLE trained, groups, attempts, verdicts, events IN SHARE ROW EXCLUSIVE MODE")
     # restrict_violation: drivers know it as a matter of integrity, like any other constraint's word.
     op.execute(
         "CREATE FUNCTION guard_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
