@@ -102,11 +102,14 @@ class Health:
             [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
         )
 
-    def wait_on(self, what: str) -> None:
-        """The service cannot work before `what` is there. Repeating it keeps the first time."""
+    def wait_on(self, what: str) -> bool:
+        """The service cannot work before `what` is there. Repeating it keeps the first time. Whether it is new: who waits
+        with a hundred others need not say it again."""
+        new = what not in self._waits
         since = self._waits.setdefault(what, time.time())
         WAITS.labels(what[:_LABEL_CHARS]).set(since)
         READY.set(0)
+        return new
 
     def clear(self, what: str) -> None:
         if self._waits.pop(what, None) is not None:

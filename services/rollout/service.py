@@ -245,8 +245,8 @@ class Worker:
             try:
                 trajectory = await asyncio.to_thread(store, self.objects, request, agent, stop, notes)
             except (OSError, TimeoutError, ConnectionError) as error:
-                log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}")
-                self.health.wait_on("objects")
+                if self.health.wait_on("objects"):  # else every attempt in hand says so, time and again
+                    log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(5.0, delay * 2)
             else:

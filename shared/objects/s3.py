@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import uuid
@@ -39,6 +40,7 @@ CHECKSUM, WRITER = "xxh3-128", "writer"
 # of a large file takes a while on a slow network.
 CONNECT_S, READ_S = 3.0, 20.0
 TRIES = urllib3.Retry(total=2, read=1, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504])
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells every retry; what comes of them, we do
 CONNECTIONS = 32  # kept per process; more threads than that wait for nobody, they open one of their own
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 _MISSING = ("NoSuchKey", "NoSuchObject")
