@@ -44,7 +44,7 @@ def own_schema(ledger: str) -> Iterator[str]:
     """The address of an empty ledger: a schema of its own, dropped afterwards."""
     schema = f"test_{secrets.token_hex(6)}"
     url = make_url(ledger).set(drivername="postgresql+psycopg")
-    admin = create_engine(url, isolation_level="AUTOCOMMIT")
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)  # it may have been away meanwhile
     with admin.connect() as connection:
         connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
     try:

@@ -52,6 +52,7 @@ KEEP_MESSAGES_S, PRUNE_EVERY_S = 3600.0, 600.0  # published rows of the outbox
 LEAVE_WITHIN_S = 5.0  # making room for a successor is a courtesy: without it the lease runs out
 
 STORES = "the ledger or the object store"
+HANGS_S = 3.0  # a call of a store takes milliseconds; the reading of a large run, at the start, says so
 
 T = TypeVar("T")
 
@@ -268,6 +269,8 @@ class _Term:
         Raises _Stopped when it fails once more after the scheduler was told to stop."""
         delay, failed = FIRST_DELAY_S, False
         while True:
+            # A store that hangs raises nothing for as long as its kernel answers.
+            hangs = asyncio.get_running_loop().call_later(HANGS_S, self.health.wait_on, STORES)
             try:
                 if failed:
                     self.relay.add(await asyncio.to_thread(self.store.pending))
@@ -282,6 +285,8 @@ class _Term:
                     raise _Stopped(str(error)) from error
                 await _pause(self.stop, delay)
                 delay = min(LAST_DELAY_S, delay * 2)
+            finally:
+                hangs.cancel()
 
     async def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_EVERY_S:
