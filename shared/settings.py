@@ -33,8 +33,8 @@ class ServiceSettings(BaseSettings):
     state: Path = Field(Path(".etude"), description="Directory for everything local: logs, caches, embedded stores.")
     bus: str = Field(
         "",
-        description="sqlite:PATH or kafka://[USER:PASSWORD@]HOST:PORT[,…][/PREFIX][?tls=1&instance=NAME]; empty: sqlite "
-        "below the state directory.",
+        description="sqlite:PATH or kafka://[USER:PASSWORD@]HOST:PORT[,…][/PREFIX][?tls=1&…] (docs/servers.md); empty: "
+        "sqlite below the state directory.",
     )
     ledger: str = Field("", description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.")
     objects: str = Field(
