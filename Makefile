@@ -63,7 +63,8 @@ reference: setup ## write dashboards and reference pages anew from the code
 	@$(BIN)/python -m infra.generate
 
 docs: setup      ## this documentation as a site, in .cache/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: .cache/site/index.html"
+	@[ -x .cache/docs/bin/mkdocs ] || { $(PYTHON) -m venv .cache/docs && .cache/docs/bin/pip install -q mkdocs-material==9.8.1; }
+	@NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --strict --quiet && echo "docs: .cache/site/index.html"
 
 pack: setup      ## problems from the Python code on this machine (cached)
 	@$(BIN)/etude tasks mutate --out .cache/pack

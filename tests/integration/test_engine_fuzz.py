@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import requests
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from services.inference.openapi import OPERATIONS, document
 from tests.integration.engine_platform import Platform, run, start_process
 
+# No dependency of the tests: whatever is installed beside them is mined for problems. `uv pip install schemathesis` to run.
+schemathesis = pytest.importorskip("schemathesis")
 pytestmark = pytest.mark.slow
 CASES = int(os.environ.get("ETUDE_FUZZ_CASES", "60"))  # of each operation
 ANSWER_S = 20.0
@@ -50,6 +49,9 @@ def test_every_route_is_documented(url: str) -> None:
 def test_nothing_that_is_sent_breaks_a_replica(url: str, path: str) -> None:
     method = OPERATIONS[path][0].upper()
     operation = schemathesis.openapi.from_dict(document())[path][method]
+
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
     def ask(case: schemathesis.Case) -> None:
         answer = case.call(base_url=url, timeout=ANSWER_S)
