@@ -173,9 +173,22 @@ def plan(
 
     try:
         load = Load(
-            step_seconds, groups_per_step, group_size, sampled_tokens, trained_tokens, turns, tool_seconds, test_seconds,
-            session_speed, engine_speed, trainer_speed, concurrency, parameters, routed, base_every,
-        )  # fmt: skip
+            step_seconds=step_seconds,
+            groups_per_step=groups_per_step,
+            group_size=group_size,
+            sampled_tokens=sampled_tokens,
+            trained_tokens=trained_tokens,
+            turns=turns,
+            tool_seconds=tool_seconds,
+            test_seconds=test_seconds,
+            session_tokens_per_second=session_speed,
+            engine_tokens_per_second=engine_speed,
+            trainer_tokens_per_second=trainer_speed,
+            concurrency=concurrency,
+            parameters=parameters,
+            routed=routed,
+            base_every=base_every,
+        )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     table = Table("what", "how many", "because", box=None, header_style="bold")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 USE = 0.8  # the share of its time that a service is meant to be busy
 MESSAGES = 6  # on the bus for an attempt: requested, claimed, heartbeat, finished, scored, its share of the rest
 BYTES_PER_TOKEN = 16  # id, log-probability, version, mask, before compression
+MAY_BE_NOTHING = ("tool_seconds", "test_seconds", "routed")
 DELTA_SHARE = 0.2  # of a whole file, at the demo's learning rate; 0.01 where few weights move (docs/weights.md)
 
 
@@ -42,9 +43,10 @@ class Load:
         """Raises ValueError that names the field."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            least = 0 if name in ("tool_seconds", "test_seconds", "routed") else None
-            if not math.isfinite(value) or (value < 0 if least == 0 else value <= 0):
-                raise ValueError(f"{name}: found {value:g}; allowed: {'at least' if least == 0 else 'above'} 0")
+            fine = value > 0 or (value == 0 and name in MAY_BE_NOTHING)
+            if not (fine and math.isfinite(value)):
+                allowed = "at least 0" if name in MAY_BE_NOTHING else "above 0"
+                raise ValueError(f"{name}: found {value:g}; allowed: {allowed}")
 
 
 class Row(NamedTuple):

@@ -26,11 +26,15 @@ class Identity(msgspec.Struct, frozen=True):
     ticks: int
 
 
+def namespace() -> str:
+    """Of process ids, this process's. Raises OSError where the kernel does not say."""
+    return os.readlink(PROC / "self/ns/pid")
+
+
 @functools.cache
 def _here() -> tuple[str, str]:
     """(boot, namespace) of this process. Raises OSError where the kernel does not say."""
-    boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    return boot, os.readlink(PROC / "self/ns/pid")
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip(), namespace()
 
 
 def _began(pid: int) -> int | None:
@@ -39,20 +43,18 @@ def _began(pid: int) -> int | None:
         stat = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rpartition(")")[
-        2
-    ].split()  # the name before it, in parentheses, may hold anything; this is field 3 on
+    # The name before it, in parentheses, may hold anything; these are the fields from the third on.
+    fields = stat.rpartition(")")[2].split()
     return None if fields[0] in _DEAD else int(fields[19])
 
 
 def identity(pid: int) -> Identity | None:
     """Of a living process that this one can see. None: there is none, or this system does not say."""
     try:
-        boot, namespace = _here()
-        ticks = _began(pid)
+        here, ticks = _here(), _began(pid)
     except OSError:
         return None
-    return None if ticks is None else Identity(boot, namespace, pid, ticks)
+    return None if ticks is None else Identity(*here, pid, ticks)
 
 
 def lives(known: Identity) -> bool | None:

@@ -71,8 +71,7 @@ def _reconcile(ws: WorkingSet, now: float, limits: Limits, *, asking: bool) -> N
     assert ws.config
     schedule = ws.config.schedule
     for attempt in list(ws.live()):
-        watched = attempt.state in (AttemptState.claimed, AttemptState.finished)
-        if watched or (attempt.state is AttemptState.requested and asking):  # a paused run's workers take nothing up
+        if _is_watched(attempt, asking):
             _watch(ws, attempt, now, limits, schedule.lease_s)
         if attempt.state is AttemptState.lost:
             match reconciler.fate(attempt.epoch, now - attempt.lost_at, schedule.replacements):
@@ -88,9 +87,15 @@ def overdue(ws: WorkingSet, now: float, limits: Limits) -> bool:
     """Whether an attempt of the run would be lost for silence now."""
     if ws.config is None or ws.head.state not in (RunState.running, RunState.paused):
         return False
-    asking = ws.head.state is RunState.running
-    live = (a for a in ws.live() if asking or a.state is not AttemptState.requested)  # as `_reconcile` does
-    return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in live)
+    watched = (a for a in ws.live() if _is_watched(a, ws.head.state is RunState.running))
+    return any(_overdue(ws, attempt, now, limits, ws.config.schedule.lease_s) for attempt in watched)
+
+
+def _is_watched(attempt: Attempt, asking: bool) -> bool:
+    """Whether its silence may mean that it is lost. A paused run's workers take nothing up."""
+    return attempt.state in (AttemptState.claimed, AttemptState.finished) or (
+        asking and attempt.state is AttemptState.requested
+    )
 
 
 def _overdue(ws: WorkingSet, attempt: Attempt, now: float, limits: Limits, lease_s: float) -> str:

@@ -405,9 +405,7 @@ class WorkingSet:
         """The same words are said once in a scheduler's life."""
         if what not in self.alerted:
             self.alerted.add(what)
-            quoted = [
-                example[:QUOTED] for example in examples[:8]
-            ]  # others chose these words: an alert must fit the bus
+            quoted = [example[:QUOTED] for example in examples[:8]]  # the words of others: an alert must fit the bus
             alert = Alert(run=self.id, name=name, severity=severity, what=what, examples=quoted)
             self.say(ALERTS, self.id, alert)
 

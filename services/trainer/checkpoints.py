@@ -153,29 +153,35 @@ def found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
 
     The newest incarnation that has one: whatever an older one wrote after being superseded lies on a dead branch.
     """
-    root, end = f"runs/{run}/checkpoints/", "/manifest.json"
-    places = []
+    return _whole(_places(objects, run))
+
+
+def _places(objects: Objects, run: str) -> dict[tuple[int, int], list[str]]:
+    """(incarnation, step) -> the keys there, whole or not. One listing."""
+    root = f"runs/{run}/checkpoints/"
+    places: dict[tuple[int, int], list[str]] = {}
     for key in objects.list(root):
-        if key.endswith(end):
-            incarnation, step = key.removeprefix(root).removesuffix(end).split("-")
-            places.append((int(incarnation), int(step), key))
-    return sorted(places, reverse=True)
+        incarnation, step = key.removeprefix(root).partition("/")[0].split("-")
+        places.setdefault((int(incarnation), int(step)), []).append(key)
+    return places
+
+
+def _whole(places: Mapping[tuple[int, int], list[str]]) -> list[tuple[int, int, str]]:
+    """See `found`."""
+    manifests = ((*place, key) for place, keys in places.items() for key in keys if key.endswith("/manifest.json"))
+    return sorted(manifests, reverse=True)
 
 
 def _prune(objects: Objects, mine: Incarnation, run: str) -> None:
-    for _, _, key in found(objects, run)[KEEP:]:
-        prefix = key.removesuffix("/manifest.json")
-        objects.delete(key)  # first, so that no half checkpoint looks whole
-        for other in list(objects.list(prefix + "/")):
-            objects.delete(other)
-    root = f"runs/{run}/checkpoints/"
-    parts: dict[str, list[str]] = {}
-    for key in objects.list(root):
-        parts.setdefault(key.removeprefix(root).partition("/")[0], []).append(key)
-    for place, keys in parts.items():
-        # Ours, or a later one's, may just be written. Earlier incarnations are over: none of theirs gets a manifest now.
-        if int(place.partition("-")[0]) < mine.incarnation and f"{root}{place}/manifest.json" not in keys:
-            for key in keys:
+    places = _places(objects, run)
+    whole = _whole(places)
+    for incarnation, step, manifest in whole[KEEP:]:
+        for key in sorted(places[incarnation, step], key=lambda key: key != manifest):
+            objects.delete(key)  # the manifest first, so that no half checkpoint looks whole
+    # Ours, or a later one's, may just be written. Earlier incarnations are over: none of theirs gets a manifest now.
+    for place in places.keys() - {(incarnation, step) for incarnation, step, _ in whole}:
+        if place[0] < mine.incarnation:
+            for key in places[place]:
                 objects.delete(key)
 
 

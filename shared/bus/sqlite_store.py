@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.contracts.topics import LETTERS, YEAR_H, Topic
+from shared.process import namespace
 from shared.sqlite import write_ahead
 
 SCHEMA_VERSION = 3
@@ -87,7 +88,7 @@ class Position(NamedTuple):
 def place() -> str:
     """Where a process id means something: host and PID namespace."""
     try:
-        return f"{socket.gethostname()}:{os.readlink('/proc/self/ns/pid')}"
+        return f"{socket.gethostname()}:{namespace()}"
     except OSError:
         return socket.gethostname()
 

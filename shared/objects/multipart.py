@@ -78,8 +78,14 @@ def _finish(
     client._complete_multipart_upload(bucket, key, upload_id, parts)
 
 
+def stored(client: Minio, bucket: str, key: str) -> dict[str, str]:
+    """The headers of an object, names in lower case."""
+    found = client.stat_object(bucket, key).metadata or {}
+    return {name.lower(): str(value) for name, value in found.items()}
+
+
 def _carries(client: Minio, bucket: str, key: str, headers: dict[str, str]) -> bool:
-    found = {name.lower(): value for name, value in (client.stat_object(bucket, key).metadata or {}).items()}
+    found = stored(client, bucket, key)
     return all(
         found.get(name.lower()) == value for name, value in headers.items() if name.lower().startswith("x-amz-meta-")
     )

@@ -164,9 +164,7 @@ class S3Objects:
             self._client.remove_object(self._bucket, key)
 
     def _metadata(self, key: str) -> dict[str, str]:
-        """The headers of an object, names in lower case."""
-        found = self._client.stat_object(self._bucket, key).metadata or {}
-        return {name.lower(): str(value) for name, value in found.items()}
+        return multipart.stored(self._client, self._bucket, key)
 
     def _chunks(self, ref: Ref) -> Iterator[bytes]:
         """The object's bytes; ends with ObjectDamaged unless they are those that `ref` names."""

@@ -56,15 +56,6 @@ def test_after_a_failed_commit_runs_that_no_message_mentions_are_still_decided_f
     assert set(room.desk.sets) == {RUN, "r-other"}
 
 
-def test_a_replica_that_died_right_before_a_gap_in_the_serials_leaves_the_rotation(room: Room) -> None:
-    room.tell(m.PolicyApplied(run=RUN, replica="dead", url="", serial=0))
-    # The trainer died between the manifest of serial 1 and its word; the next one goes on with 2.
-    room.tell(m.PolicyPublished(run=RUN, serial=2, incarnation=0, step=1, parent=0, manifest=REF))
-    room.tell(m.PolicyApplied(run=RUN, replica="i", url="", serial=2))
-    assert set(room.ws.rotation(room.now, 60)) == {"dead", "i"}
-    assert set(room.ws.rotation(room.now + 61, 60)) == {"i"}
-
-
 # Messages that cannot be kept
 
 

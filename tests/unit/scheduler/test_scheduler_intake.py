@@ -359,10 +359,12 @@ def test_a_message_that_the_tables_refuse_goes_to_the_dead_letters_alone(room: R
     assert "later" in room.ws.catalogue
 
 
-def test_a_replica_that_does_not_follow_leaves_the_rotation(room: Room) -> None:
+@pytest.mark.parametrize("following", [1, 2])
+def test_a_replica_that_does_not_follow_leaves_the_rotation(room: Room, following: int) -> None:
+    """2: the trainer died between the manifest of serial 1 and its word, and the next one went on."""
     room.tell(m.PolicyApplied(run=RUN, replica="dead", url="", serial=0))
-    room.tell(m.PolicyPublished(run=RUN, serial=1, incarnation=0, step=1, parent=0, manifest=REF))
-    room.tell(m.PolicyApplied(run=RUN, replica="i", url="", serial=1))
+    room.tell(m.PolicyPublished(run=RUN, serial=following, incarnation=0, step=1, parent=0, manifest=REF))
+    room.tell(m.PolicyApplied(run=RUN, replica="i", url="", serial=following))
     assert set(room.ws.rotation(room.now, 60)) == {"dead", "i"}
     assert set(room.ws.rotation(room.now + 61, 60)) == {"i"}
 
