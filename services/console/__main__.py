@@ -13,7 +13,8 @@ from services.console.library import Library
 from services.console.pages import build_app
 from services.console.service import serve
 from services.console.site import Access
-from shared import bus, objects
+from shared import objects
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
@@ -24,16 +25,17 @@ async def run(settings: ConsoleSettings) -> None:
     known, file = keys.tokens(settings)
     access = Access(known)
     app = build_app(settings, board, library, access)
-    async with draining() as stop, Health("console", settings, app) as health:
+    async with (
+        draining() as stop,
+        Health("console", settings, app) as health,
+        opened(settings.bus_url, health) as messages,
+    ):
         health.wait_on("messages")
-        access.bus = messages = bus.connect(settings.bus_url, client=health.name)
+        access.bus = messages
         log = structlog.get_logger()
         log.info("console.open", url=health.url, reading="open" if settings.open_to_readers else "token")
         log.info("console.token", of="operator", lies_in=str(file) if file else "the settings")
-        try:
-            await serve(messages, board, health, stop)
-        finally:
-            await messages.close()
+        await serve(messages, board, health, stop)
 
 
 def main() -> None:

@@ -6,20 +6,23 @@ import asyncio
 
 from services.curator.config import CuratorConfig
 from services.curator.service import serve
-from shared import bus, objects, sandbox
+from shared import objects, sandbox
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
 
 async def run(settings: CuratorConfig) -> None:
-    async with draining() as stop, Health("curator", settings) as health:
-        messages = bus.connect(settings.bus_url, client=health.name)
+    async with (
+        draining() as stop,
+        Health("curator", settings) as health,
+        opened(settings.bus_url, health) as messages,
+    ):
         functions = sandbox.connect(settings.sandbox, settings.curator_sandboxes)
         try:
             await serve(settings, messages, objects.connect(settings.objects_url), functions, health, stop)
         finally:
             await functions.close()
-            await messages.close()
 
 
 def main() -> None:

@@ -6,18 +6,19 @@ import asyncio
 
 from services.evaluator.config import EvaluatorSettings
 from services.evaluator.service import serve
-from shared import bus, objects
+from shared import objects
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
 
 async def run(settings: EvaluatorSettings) -> None:
-    async with draining() as stop, Health("evaluator", settings) as health:
-        messages = bus.connect(settings.bus_url, client=health.name)
-        try:
-            await serve(settings, messages, objects.connect(settings.objects_url), health, stop)
-        finally:
-            await messages.close()
+    async with (
+        draining() as stop,
+        Health("evaluator", settings) as health,
+        opened(settings.bus_url, health) as messages,
+    ):
+        await serve(settings, messages, objects.connect(settings.objects_url), health, stop)
 
 
 def main() -> None:

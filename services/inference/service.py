@@ -11,6 +11,7 @@ from services.inference.live import Engine, Facts
 from services.inference.weights_agent import WeightsAgent
 from shared import bus as buses
 from shared import objects as stores
+from shared.bus.watched import watched
 from shared.settings import Told
 from shared.telemetry import Health, configure_logs, draining, replica_name
 
@@ -100,7 +101,7 @@ async def main(settings: InferenceSettings) -> None:
     objects = stores.connect(settings.objects_url)
     inference = Inference(settings, bus, objects)
     try:
-        async with draining() as stop, inference.health:
+        async with draining() as stop, inference.health, watched(bus, inference.health):
             await inference.run(stop)
     finally:
         await bus.close()

@@ -7,20 +7,23 @@ import asyncio
 from services.reward.config import RewardSettings
 from services.reward.graders import CeleryJobs
 from services.reward.service import serve
-from shared import bus, objects
+from shared import objects
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
 
 async def run(settings: RewardSettings) -> None:
-    async with draining() as stop, Health("reward", settings) as health:
-        messages = bus.connect(settings.bus_url, client=health.name)
+    async with (
+        draining() as stop,
+        Health("reward", settings) as health,
+        opened(settings.bus_url, health) as messages,
+    ):
         jobs = CeleryJobs(settings.jobs_url)
         try:
             await serve(settings, messages, objects.connect(settings.objects_url), jobs, health, stop)
         finally:
             await jobs.close()
-            await messages.close()
 
 
 def main() -> None:

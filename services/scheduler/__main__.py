@@ -6,9 +6,9 @@ import asyncio
 
 from services.scheduler import api, service
 from services.scheduler.config import SchedulerConfig
-from shared import bus as buses
 from shared import ledger
 from shared import objects as stores
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
@@ -19,11 +19,10 @@ async def main(config: SchedulerConfig) -> None:
         engine = ledger.connect(config.ledger_url)
         await asyncio.to_thread(ledger.upgrade, engine)
         health.clear("the ledger's migrations")
-        bus = buses.connect(config.bus_url, client=health.name)
         try:
-            await service.serve(config, engine, bus, stores.connect(config.objects_url), health, stop)
+            async with opened(config.bus_url, health) as bus:
+                await service.serve(config, engine, bus, stores.connect(config.objects_url), health, stop)
         finally:
-            await bus.close()
             engine.dispose()
 
 

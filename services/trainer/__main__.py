@@ -11,7 +11,8 @@ import sys
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.service import serve
-from shared import bus, objects
+from shared import objects
+from shared.bus.watched import opened
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
@@ -19,12 +20,12 @@ SUPERSEDED = 3
 
 
 async def run(settings: TrainerSettings) -> None:
-    async with draining() as stop, Health("trainer", settings) as health:
-        messages = bus.connect(settings.bus_url, client=health.name)
-        try:
-            await serve(settings, messages, objects.connect(settings.objects_url), health, stop)
-        finally:
-            await messages.close()
+    async with (
+        draining() as stop,
+        Health("trainer", settings) as health,
+        opened(settings.bus_url, health) as messages,
+    ):
+        await serve(settings, messages, objects.connect(settings.objects_url), health, stop)
 
 
 def main() -> None:

@@ -70,6 +70,10 @@ class Bus(Protocol):
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
         """Messages not yet acknowledged by the group, per topic name."""
 
+    async def ping(self) -> None:
+        """Returns when the log has answered: a message could be published now. Raises BusUnavailable, within seconds where
+        the log is away."""
+
     async def close(self) -> None:
         """Writes what was published and settled, leaves every group; iterators end."""
 

@@ -1,8 +1,8 @@
 """The bus on Kafka (kafka-python), for a cluster.
 
 Invariants
-- Nothing blocks the event loop: the producer and the administration run in one executor thread, and every
-  `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`).
+- Nothing blocks the event loop: the producer and the administration run in one executor thread, `ping` in another
+  (`kafka_probe`), and every `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`).
 - The producer is idempotent and waits for all in-sync replicas (acks=all); `publish` returns when they have the message.
   One that failed is replaced.
 - Topics are made as `shared.contracts.topics` declares them; one that has another number of partitions is refused, or
@@ -34,6 +34,7 @@ from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
 from shared.bus.kafka_records import letter
 from shared.contracts import codec
@@ -71,6 +72,7 @@ class KafkaBus:
         self._producer: KafkaProducer | None = None
         self._producer_failed = False
         self._admin: KafkaAdminClient | None = None
+        self._probe = Probe(self.cluster, client)
         self._readers: list[Reader] = []
         self._closed = False
 
@@ -101,10 +103,15 @@ class KafkaBus:
                     raise
             await asyncio.sleep(AGAIN_S)
 
+    async def ping(self) -> None:
+        self._refuse_if_closed()
+        await self._probe.ping()
+
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        await self._probe.close()
         for reader in self._readers:
             reader.stop()
         for reader in self._readers:

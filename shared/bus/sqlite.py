@@ -77,6 +77,9 @@ class SqliteBus:
             self._worker.call(lambda store: {name: store.lag(group, name) for name in names})
         )
 
+    async def ping(self) -> None:
+        await asyncio.wrap_future(self._worker.append([]))  # of nothing: the file's lock is taken and let go
+
     async def purge(self) -> int:
         """Deletes what nobody needs any more, now instead of at the next turn; returns how many messages."""
         return await asyncio.wrap_future(self._worker.call(self._worker.purge))

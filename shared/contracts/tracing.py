@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -18,6 +19,7 @@ TRACE_HEADER = "traceparent"
 _spans = random.Random()  # of the operating system's entropy; only to tell messages of one trace apart
 
 
+@functools.lru_cache(maxsize=4096)  # an attempt has some messages and a few lines of log, a run very many
 def trace_id(subject: str) -> str:
     """32 hexadecimal digits, never all zero. `subject`: an attempt's, group's or run's id."""
     return f"{xxhash.xxh3_128_intdigest(subject.encode()) or 1:032x}"

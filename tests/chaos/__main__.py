@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--kills 100] [--seed 1] [--zombies 4] [--outages 60] [--json FILE]`
+"""`python -m tests.chaos [--kills 100] [--seed 1] [--zombies 6] [--outages 60] [--json FILE]`
 
 Strikes a run on the servers of `make servers` and audits its ledger. Exit code 0: nothing lost, nothing trained twice,
 nothing too old, and everybody came back. 1: not so. 2: no servers.
@@ -22,7 +22,7 @@ from services.scheduler.audit import Report
 from tests.chaos import report as reports
 from tests.chaos.platform import NotInTime, Platform, running
 from tests.chaos.schedule import VICTIMS, kills
-from tests.chaos.strikes import SERVERS, Outcome, freeze_trainer, freeze_worker, kill, outage
+from tests.chaos.strikes import SERVERS, Outcome, freeze_scheduler, freeze_trainer, freeze_worker, kill, outage
 
 END_WITHIN_S = 300.0
 Told = Callable[[Outcome], None]
@@ -33,7 +33,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="kill -9 of services, in all")
     parser.add_argument("--every", type=float, default=12.0, help="seconds between kills, in the mean")
     parser.add_argument("--victims", default=",".join(VICTIMS), help="who is killed, by commas")
-    parser.add_argument("--zombies", type=int, default=4, help="freezes past the lease, worker and trainer in turn")
+    parser.add_argument(
+        "--zombies", type=int, default=6, help="freezes past the lease: worker, trainer, scheduler in turn"
+    )
     parser.add_argument("--outages", type=float, default=60.0, help="seconds that each server is away; 0: none is")
     parser.add_argument("--servers", default=",".join(SERVERS), help="which servers, by commas")
     parser.add_argument("--modes", default="stopped,frozen", help="how they are away, by commas")
@@ -86,12 +88,15 @@ async def _zombies(platform: Platform, options: argparse.Namespace, told: Told) 
     """Returns the name under which the trainer runs afterwards."""
     trainer = "trainer"
     for number in range(options.zombies):
-        if number % 2:
-            successor = f"trainer-{number}"
-            told(await freeze_trainer(platform, trainer, successor))
-            trainer = successor
-        else:
-            told(await freeze_worker(platform, f"rollout-{number}"))
+        match number % 3:
+            case 0:
+                told(await freeze_worker(platform, f"rollout-{number}"))
+            case 1:
+                successor = f"trainer-{number}"
+                told(await freeze_trainer(platform, trainer, successor))
+                trainer = successor
+            case _:
+                told(await freeze_scheduler(platform, f"scheduler-{number}"))
     return trainer
 
 

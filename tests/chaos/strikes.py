@@ -30,6 +30,7 @@ CANNOT_WORK = (
     "reward",
     "grader",
 )  # whatever server is away; the others may have attempts or groups in hand
+WITHOUT_BUS = ("grader",)  # who neither reads nor writes it
 SERVERS = ("kafka", "postgres", "minio", "redis")
 
 
@@ -107,6 +108,27 @@ async def freeze_trainer(platform: Platform, current: str, successor: str) -> Ou
     return outcome
 
 
+async def freeze_scheduler(platform: Platform, successor: str) -> Outcome:
+    """The scheduler that leads stands still; another leads, the run goes on. The first wakes up, in the middle of whatever it
+    was at, and stands by; when the other leaves it leads again."""
+    victim = await platform.alive("scheduler", BACK_WITHIN_S)
+    outcome = Outcome("freeze", "scheduler")
+    with _still([victim]):
+        began = time.monotonic()
+        platform.start(successor, MODULES["scheduler"])
+        led = platform.advances(platform.scored, 4, "scoring led by another scheduler", BACK_WITHIN_S)
+        outcome = await _awaited(outcome, began, led)
+        await asyncio.sleep(max(0.0, began + PAST_LEASE_S - time.monotonic()))
+    if not outcome.failed:
+        both = platform.advances(platform.trained, 2, "training beside a scheduler that woke up", BACK_WITHIN_S)
+        outcome = await _awaited(outcome, time.monotonic() - outcome.recovery_s, both)
+    await asyncio.to_thread(platform.supervisor.stop_service, successor)
+    if not outcome.failed:
+        again = platform.advances(platform.trained, 2, "training led by the first scheduler again", BACK_WITHIN_S)
+        outcome = await _awaited(outcome, time.monotonic() - outcome.recovery_s, again)
+    return outcome
+
+
 async def outage(platform: Platform, server: str, mode: str, seconds: float, trainer: str) -> Outcome:
     """A server is stopped (connections refused) or frozen (no answer) for `seconds`; then the run must go on by itself."""
     row = servers.read()[server]
@@ -124,7 +146,7 @@ async def outage(platform: Platform, server: str, mode: str, seconds: float, tra
         await watch.during(seconds)
         await asyncio.to_thread(fleet.up, [server])
     outcome.notes = watch.notes()
-    outcome.failed = watch.complaint()
+    outcome.failed = watch.complaint(deaf=server == "kafka")
     scored = platform.advances(platform.scored, 4, f"scoring after {server} was {mode}", BACK_WITHIN_S)
     outcome = await _awaited(outcome, time.monotonic(), scored)
     if not outcome.failed:
@@ -197,9 +219,13 @@ class _Watch:
             for name in self.names
         }
 
-    def complaint(self) -> str:
+    def complaint(self, *, deaf: bool) -> str:
+        """`deaf`: they hear nothing meanwhile, and must say so."""
+        listeners = [name for name in self.names if deaf and name not in WITHOUT_BUS]
+        unaware = [name for name in listeners if not any("bus" in what for what in self.said[name] or ())]
         silent = [name for name in self.names if self.said[name] is None]
         loud = [f"{name} {self.lines[name]:.1f} lines/s" for name in self.names if self.lines[name] > LINES_PER_S]
         hot = [f"{name} {self.cores[name]:.2f} cores" for name in CANNOT_WORK if self.cores[name] > CORES_IDLE]
         parts = [f"no answer of /readyz: {', '.join(silent)}"] if silent else []
+        parts += [f"does not say that the bus is away: {', '.join(unaware)}"] if unaware else []
         return "; ".join([*parts, *loud, *hot])

@@ -28,7 +28,7 @@ def servers(monkeypatch: pytest.MonkeyPatch):
     "what",
     [
         "--kills 5 --every 6 --zombies 0 --outages 0",
-        "--kills 0 --zombies 2 --outages 0",
+        "--kills 0 --zombies 3 --outages 0",
         "--kills 0 --zombies 0 --outages 15 --servers kafka,postgres --modes stopped,frozen",
         "--kills 0 --zombies 0 --outages 15 --servers minio,redis --modes stopped,frozen",
     ],

@@ -111,9 +111,9 @@ class World:
             await asyncio.to_thread(producer.close)
 
     @contextlib.asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        """The log cannot be used meanwhile: the broker is killed (and started again afterwards), or somebody holds the
-        file's write lock."""
+    async def away(self, *, frozen: bool = False) -> AsyncIterator[None]:
+        """The log cannot be used meanwhile: the broker is killed (and started again afterwards) or stands still, or somebody
+        holds the file's write lock."""
         if self.embedded:
             with contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:"), isolation_level=None)) as other:
                 other.execute("PRAGMA busy_timeout = 20000")
@@ -123,12 +123,18 @@ class World:
             return
         process = servers.read()["kafka"].process
         assert process is not None
-        process.kill()
-        await asyncio.to_thread(process.wait, 20)
+        if frozen:
+            process.send_signal(signal.SIGSTOP)
+        else:
+            process.kill()
+            await asyncio.to_thread(process.wait, 20)
         try:
             yield
         finally:
-            await asyncio.to_thread(fleet.up, ["kafka"])
+            if frozen:
+                process.send_signal(signal.SIGCONT)
+            else:
+                await asyncio.to_thread(fleet.up, ["kafka"])
 
     def member(self, group: str, mode: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

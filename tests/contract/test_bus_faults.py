@@ -10,10 +10,14 @@ from statistics import median
 import pytest
 
 from shared.bus import BusUnavailable, dead_letters
+from shared.bus import watched as watching
+from shared.bus.watched import opened
 from shared.contracts.codec import Raw
 from shared.contracts.messages import AttemptCancel
 from shared.contracts.topics import Topic
 from shared.contracts.tracing import TRACE_HEADER, trace_id
+from shared.settings import ServiceSettings
+from shared.telemetry import Health
 from tests.contract.bus_world import alert, drained, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
@@ -286,6 +290,29 @@ def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go
                 async with asyncio.timeout(40.0):  # the embedded bus waits 10 s for a lock, and may have begun before
                     await bus.lag([world.topic], world.group)
         await drained(bus, world.topic, world.group, deliveries)
+
+    go(scenario)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["stopped", "frozen"])
+def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, tmp_path, monkeypatch, frozen):
+    monkeypatch.setattr(watching, "ASK_EVERY_S", 0.2)
+
+    async def scenario():
+        health = Health("listener", ServiceSettings(state=tmp_path))
+        async with opened(world.url, health) as bus:
+            await bus.ping()
+            assert health.ready
+            async with world.away(frozen=frozen):
+                while health.ready:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                with pytest.raises(BusUnavailable):
+                    async with asyncio.timeout(
+                        20.0
+                    ):  # the embedded bus waits 10 s for a lock, and may have begun before
+                        await bus.ping()
+            while not health.ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     go(scenario)
 

@@ -19,8 +19,7 @@ from sqlalchemy import Connection
 from services.scheduler import __main__ as entry
 from services.scheduler import store
 from services.scheduler.config import SchedulerConfig
-from shared import bus as buses
-from shared.bus import Bus
+from shared.bus import Bus, watched
 from shared.contracts.topics import Topic
 from shared.settings import load
 from shared.telemetry import configure_logs
@@ -59,12 +58,12 @@ def freezing(check: Callable[[Connection, int | None], None], at: int) -> Callab
 
 def main() -> None:
     before, after = (int(os.environ.get(name, "0")) for name in ("ETUDE_TEST_DIE_AT", "ETUDE_TEST_DIE_AFTER"))
-    connect = buses.connect
+    connect = watched.connect
 
     def connected(url: str, **options: Any) -> Bus:
         return fatal(connect(url, **options), before, after)
 
-    buses.connect = connected
+    watched.connect = connected
     store._check_term = freezing(store._check_term, int(os.environ.get("ETUDE_TEST_FREEZE_AT", "0")))
     settings = load(SchedulerConfig)
     configure_logs("scheduler", settings)
