@@ -11,6 +11,7 @@ from typing import Any
 
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
+from shared.contracts.words import Words
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Progress:
     first_request: float | None = None
     last_publication: float | None = None
     state: str = ""  # last action of runs.control
+    words: Words = field(default_factory=Words)
 
     def see(self, message: Any, at: float) -> None:
         """`at`: when it was published, seconds."""
@@ -92,7 +94,7 @@ class Progress:
                 self.serving[message.replica] = message
             case m.EvalFinished():
                 self.evaluations[message.eval] = message
-            case m.RunControl():
+            case m.RunControl() if self.words.count(message):
                 self.state = message.action
             case m.Alert():
                 self.alerts.append(message)

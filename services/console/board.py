@@ -15,6 +15,7 @@ from services.console.control import Done, follow
 from services.console.seen import Seen
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
+from shared.contracts.words import Words
 from shared.ledger.transitions import RunState
 
 ALERTS = 200  # the newest are kept
@@ -99,6 +100,7 @@ class RunBoard:
 class Board:
     def __init__(self, attempts_per_run: int) -> None:
         self._attempts_per_run = attempts_per_run
+        self._words = Words()
         self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
         self.replicas: dict[str, m.PolicyApplied] = {}  # each one's last word, the newest at the end
@@ -152,11 +154,14 @@ class Board:
                 self.overtaken.setdefault(name, at)
 
     def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
+        if not self._words.count(message):
+            return
         what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
         done = Done(at, what, message.by, message.reason)
         if at and done in run.done:  # the log is read again from its beginning
             return
-        run.done = [*run.done, done][-DONE:]
+        if not message.number or message.by == m.BY_SCHEDULER:  # else the answer to a word that stands there already
+            run.done = [*run.done, done][-DONE:]
         state = follow(run.state, message.action)
         if state is not run.state or message.action == "finished":
             run.state, run.reason = state, message.reason

@@ -31,9 +31,10 @@ from services.inference.published import bits_of
 from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import PolicyApplied
+from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.contracts.words import Words
 from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
@@ -85,11 +86,13 @@ class WeightsAgent:
             group.create_task(self._follow())
 
     async def _listen(self) -> None:
+        words = Words()
         async for delivery in self.bus.deliveries([RUNS_CONTROL, POLICIES_PUBLISHED], group=None, max_in_flight=256):
-            if delivery.topic is RUNS_CONTROL:
-                self.following.control(delivery.message)
-            else:
-                self.following.published(delivery.message)
+            match delivery.message:
+                case PolicyPublished() as message:
+                    self.following.published(message)
+                case RunControl() as message if words.count(message):
+                    self.following.control(message)
             delivery.done()
             self._changed.set()
 

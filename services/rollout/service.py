@@ -34,6 +34,7 @@ from shared.contracts.messages import (
     StopReason,
 )
 from shared.contracts.run import Purpose, Ref
+from shared.contracts.words import Words
 from shared.objects import ObjectMissing, Objects
 from shared.problems import Problem
 from shared.sandbox import Functions
@@ -91,6 +92,7 @@ class Worker:
         self.health = health
         self.name = health.name
         self.runs = Runs(objects, config.formats)
+        self.words = Words()
         self.inference = Inference(client, health, pin_wait_s=config.rollout_pin_wait_s)
         self.tests = VisibleTests(functions, health)
         self.outbox = Outbox(bus, health)
@@ -105,7 +107,7 @@ class Worker:
             match delivery.message:
                 case PolicyApplied() as message:
                     self.inference.apply(message)
-                case RunControl() as message:
+                case RunControl() as message if self.words.count(message):
                     self.runs.control(message)
                 case AttemptCancel() as message:
                     self.cancel(message)

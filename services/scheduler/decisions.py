@@ -277,7 +277,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
         why = why or "every problem was practised"
     if why:
         ws.enter(RunState.stopping, now, why)
-        ws.say(t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="stop", reason=why, by=m.BY_SCHEDULER))
+        ws.say_state()
         _give_up_open(ws, now)
 
 
@@ -304,7 +304,7 @@ def _finish(ws: WorkingSet, now: float, limits: Limits) -> None:
         step_times=step_seconds(ws.commits),
     ):
         ws.enter(RunState.finished, now, ws.head.reason)
-        ws.say_over()
+        ws.say_state()
 
 
 # Requests

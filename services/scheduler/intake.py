@@ -15,7 +15,6 @@ from services.scheduler import life
 from services.scheduler.lineage import Fork
 from services.scheduler.working_set import FORGOTTEN, Attempt, ReplicaState, WorkingSet
 from shared.contracts import messages as m
-from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -286,14 +285,12 @@ def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
         return
     reason = f"alert {message.name}: {message.what}"[:2000]
     ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER)
-    ws.say(
-        t.RUNS_CONTROL, ws.id, m.RunControl(run=ws.id, action="pause", reason=reason, drain=False, by=m.BY_SCHEDULER)
-    )
+    ws.say_state(drain=False)
 
 
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
     head = ws.head
-    if message.by == m.BY_SCHEDULER:
+    if message.number or message.by == m.BY_SCHEDULER:
         return  # our own word: what it says was entered when it was said
     match message.action:
         case "start":
@@ -324,8 +321,13 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
 
 
 def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:
-    if state in RUN_MOVES[ws.head.state]:
+    """Says what became of it, too: an old word of ours, said once more after this one, is then known to be old; and who took
+    a word that changes nothing for one that does hears better. (Of a pause in a pause nothing is said: it may drain or not.)"""
+    moves = state in RUN_MOVES[ws.head.state]
+    if moves:
         ws.enter(state, now, message.reason[:2000], by=message.by[:200])
+    if message.action != "start" and (moves or ws.head.state not in (RunState.announced, RunState.paused)):
+        ws.say_state(drain=message.drain, by=message.by[:200])
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
@@ -346,7 +348,7 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
         ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
         if ws.config is None:
             ws.enter(RunState.finished, now, "; ".join(objections))
-            ws.say_over()
+            ws.say_state()
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
     ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)

@@ -23,6 +23,12 @@ from shared.ledger.transitions import ENDS, GROUP_MOVES, AttemptState, GroupStat
 
 FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
 QUOTED = 300  # characters of an example in an alert
+WORDS: dict[RunState, Literal["resume", "pause", "stop", "finished"]] = {  # of runs.control, that lead to a state
+    RunState.running: "resume",
+    RunState.paused: "pause",
+    RunState.stopping: "stop",
+    RunState.finished: "finished",
+}
 GROUPS_PER_PROBLEM = 3  # a problem whose groups were dropped or quarantined so often is left alone
 
 
@@ -369,10 +375,17 @@ class WorkingSet:
         self.head.last_message += 1
         self.changes.outbox.append(Message(self.head.last_message, topic, key, message))
 
-    def say_over(self) -> None:
-        """The run is finished; everybody may forget it."""
-        over = RunControl(run=self.id, action="finished", reason=self.head.reason, by=BY_SCHEDULER)
-        self.say(RUNS_CONTROL, self.id, over)
+    def say_state(self, *, drain: bool = True, by: str = BY_SCHEDULER) -> None:
+        """Which state the run is in, as the word that leads there. `by`: whose word it was."""
+        word = RunControl(
+            run=self.id,
+            action=WORDS[self.head.state],
+            reason=self.head.reason,
+            drain=drain,
+            by=by,
+            number=self.head.last_message + 1,
+        )
+        self.say(RUNS_CONTROL, self.id, word)
 
     def enter(self, state: RunState, now: float, reason: str, *, by: str = BY_SCHEDULER) -> None:
         """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word."""

@@ -36,6 +36,7 @@ from shared.contracts.topics import (
     RUNS_CONTROL,
     STEPS_COMMITTED,
 )
+from shared.contracts.words import Words
 from shared.objects import Objects
 from shared.telemetry import Health
 
@@ -102,9 +103,10 @@ class Service:
     # -- listening ---------------------------------------------------------------------------------------------------
 
     async def _listen_control(self) -> None:
+        words = Words()
         async for delivery in self.control:
             message: RunControl = delivery.message
-            if not self.settings.trainer_run or message.run == self.settings.trainer_run:
+            if self.settings.trainer_run in ("", message.run) and words.count(message):
                 state = self.runs.setdefault(message.run, RunState())
                 if message.action == "start" and state.config is None:
                     self.runs[message.run] = self.runs.pop(message.run)  # the one started last is the last one

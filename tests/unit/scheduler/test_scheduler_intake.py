@@ -291,6 +291,27 @@ def test_pause_and_resume_delivered_again_do_not_count_again(room: Room) -> None
     assert room.ws.head.state == "paused"
 
 
+def test_every_word_is_answered_with_the_state_that_the_run_is_in_and_a_growing_number(room: Room) -> None:
+    def answer(action: str, **more: Any) -> list[tuple[str, str, bool]]:
+        room.tell(m.RunControl(run=RUN, action=action, by="alice", **more))  # type: ignore[arg-type]
+        mine = [said for said in room.said if isinstance(said, m.RunControl)]
+        numbers.extend(said.number for said in mine)
+        room.tell(*mine)  # our own words come back
+        return [(said.action, said.by, said.drain) for said in mine]
+
+    numbers: list[int] = []
+    assert answer("resume") == [("resume", "alice", True)]  # it runs already
+    assert answer("pause", drain=False) == [("pause", "alice", False)]
+    assert answer("pause") == []
+    assert answer("stop") == [
+        ("stop", "alice", True),
+        ("finished", "scheduler", True),
+    ]  # the trainer has nothing in hand
+    assert answer("pause") == [("finished", "alice", True)]  # a run that is over is paused by nobody
+    assert numbers == sorted(set(numbers))
+    assert all(numbers)
+
+
 def test_going_back_to_a_version_is_recorded_with_who_said_so_and_changes_nothing_by_itself(room: Room) -> None:
     word = m.RunControl(run=RUN, action="rollback", serial=3, id="x", by="alice", reason="it collapsed")
     assert room.tell(word) == []
