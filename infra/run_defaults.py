@@ -23,8 +23,8 @@ from shared.contracts.run import Ref, RunConfig
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "services.rollout.agent": ("MAX_BROKEN",),
     "services.scheduler.reconciler": ("FIRST_DELAY_S", "CANCEL_GRACE_S"),
-    "services.scheduler.working_set": ("GROUPS_PER_PROBLEM",),
-    "services.scheduler.decisions": ("GROUPS_AHEAD",),
+    "services.scheduler.records": ("GROUPS_PER_PROBLEM",),
+    "services.scheduler.requesting": ("GROUPS_AHEAD",),
     "services.scheduler.hardness": (
         "PRIOR_MEAN", "RUN_STRENGTH", "TAG_STRENGTH", "CELL_STRENGTH", "ATTEMPT_WEIGHT", "HALF_LIFE_STEPS", "EXPLORATION",
         "SHARPNESS", "TILT", "TILT_STEPS", "FLOOR",

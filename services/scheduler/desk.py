@@ -21,8 +21,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from services.scheduler import decisions, intake
 from services.scheduler.decisions import Limits
+from services.scheduler.records import Changes, Head, Message
 from services.scheduler.store import Fenced, Store
-from services.scheduler.working_set import Changes, Head, Message, WorkingSet
+from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
 from shared.contracts.topics import Topic
 from shared.ledger.transitions import RunState

@@ -13,7 +13,8 @@ import msgspec
 
 from services.scheduler import life
 from services.scheduler.lineage import Fork
-from services.scheduler.working_set import FORGOTTEN, Attempt, ReplicaState, WorkingSet
+from services.scheduler.records import Attempt, ReplicaState
+from services.scheduler.working_set import FORGOTTEN, WorkingSet
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState

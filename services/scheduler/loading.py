@@ -9,8 +9,9 @@ from sqlalchemy import Connection, func, select
 
 from services.scheduler.hardness import Outcome
 from services.scheduler.lineage import Fork
+from services.scheduler.records import Attempt, Group, Head, ReplicaState, returns
 from services.scheduler.rows import TABLES
-from services.scheduler.working_set import Attempt, Group, Head, ReplicaState, WorkingSet, returns
+from services.scheduler.working_set import WorkingSet
 from shared.ledger.transitions import AttemptState, GroupState, RunState
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from services.scheduler.working_set import Message
+from services.scheduler.records import Message
 from shared.bus import Bus
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from services.scheduler.working_set import Attempt, Group, Head, Message, ReplicaState
+from services.scheduler.records import Attempt, Group, Head, Message, ReplicaState
 from shared.contracts import codec
 from shared.contracts.messages import RolloutScored
 from shared.ledger import models

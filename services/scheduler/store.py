@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, Engine, bindparam, select, update
 
 from services.scheduler import loading, rows
+from services.scheduler.records import Group, Message
 from services.scheduler.rows import TABLES
-from services.scheduler.working_set import Group, Message, WorkingSet
+from services.scheduler.working_set import WorkingSet
 from shared.contracts import codec
 from shared.contracts.topics import TOPICS
 from shared.ledger import unhurried

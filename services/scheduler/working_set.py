@@ -7,19 +7,19 @@ desk writes that in one transaction; after a failure the working set is thrown a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from services.scheduler import hardness
+from services.scheduler.catalogue import Catalogue
 from services.scheduler.gate import Gate
-from services.scheduler.lineage import Fork, Lineage, serials
-from shared.contracts.messages import BY_SCHEDULER, Alert, Effort, GroupMember, RolloutScored, RunControl
+from services.scheduler.lineage import Fork, Lineage
+from services.scheduler.records import Attempt, Changes, Group, Head, Message, ReplicaState, returns
+from shared.contracts.messages import BY_SCHEDULER, Alert, GroupMember, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
-from shared.ledger.transitions import ENDS, GROUP_MOVES, AttemptState, GroupState, Place, RunState, move
+from shared.ledger.transitions import ENDS, AttemptState, RunState
 
 FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
 QUOTED = 300  # characters of an example in an alert
@@ -29,224 +29,6 @@ WORDS: dict[RunState, Literal["resume", "pause", "stop", "finished"]] = {  # of 
     RunState.stopping: "stop",
     RunState.finished: "finished",
 }
-GROUPS_PER_PROBLEM = 3  # a problem whose groups were dropped or quarantined so often is left alone
-
-
-@dataclass(slots=True)
-class Attempt:
-    """`heard_at`, `lost_at`: seconds, in memory only. Leases begin anew with every scheduler, so that a scheduler that
-    was away takes nobody's silence for death."""
-
-    id: str
-    group: str
-    place: int
-    epoch: int
-    state: AttemptState
-    policy_floor: int
-    requested_at: float
-    heard_at: float
-    oldest_version: int | None = None
-    newest_version: int | None = None
-    worker: str = ""
-    claimed_at: float | None = None
-    finished_at: float | None = None
-    cancelled_at: float | None = None
-    stop: str | None = None
-    seconds: float | None = None
-    trajectory: Ref | None = None
-    effort: Effort | None = None
-    reason: str = ""
-    lost_at: float = 0.0
-    reward: float | None = None
-    solved: bool = False
-
-    def told(self, epoch: int, state: AttemptState) -> bool:
-        """Moves the attempt if what it was told is ahead of where it is. False: nothing new (see transitions)."""
-        place = Place(self.epoch, self.state)
-        moved = move(place, Place(epoch, state))
-        self.epoch, self.state = moved
-        return moved != place
-
-    @property
-    def standing(self) -> int:
-        """The oldest serial that it can stand on: that of its tokens, or before the first the floor of its request."""
-        return self.policy_floor if self.oldest_version is None else self.oldest_version
-
-    @property
-    def versions(self) -> range:
-        """The serials that its tokens may have."""
-        return serials(self.standing, self.newest_version)
-
-    def saw(self, version: int) -> bool:
-        """A version of one of its tokens. True: it is older than all before."""
-        if version < 0 or (self.oldest_version is not None and self.oldest_version <= version):
-            return False
-        self.oldest_version = version
-        return True
-
-
-@dataclass(slots=True)
-class Group:
-    id: str
-    problem: str
-    number: int
-    draw: int
-    size: int
-    reward_config: str
-    requested_at: float
-    state: GroupState = GroupState.open
-    closed_at: float | None = None
-    sequence: int | None = None
-    announced: int | None = None
-    members: int = 0
-    solved: int = 0
-    turns: float = 0.0
-    thinking_tokens: float = 0.0
-    versions: list[int] = field(default_factory=list)  # serials that its members' tokens may have
-    step: int = 0
-    reason: str = ""
-    attempts: list[Attempt] = field(default_factory=list)  # while it is open; a ready one loads them to be announced
-
-    def enter(self, state: GroupState) -> None:
-        """Raises ValueError for a move that no group makes."""
-        if state not in GROUP_MOVES[self.state]:
-            allowed = ", ".join(sorted(GROUP_MOVES[self.state])) or "none: it is an end"
-            raise ValueError(
-                f"group {self.id!r} cannot go from {self.state.value} to {state.value}; allowed: {allowed}"
-            )
-        self.state = state
-
-
-@dataclass(slots=True)
-class Head:
-    """The run's own row."""
-
-    run_id: str
-    state: RunState = RunState.announced
-    config: Ref | None = None
-    code_version: str = ""
-    pack_hash: str | None = None
-    incarnation: int = -1
-    created_at: float = 0.0
-    first_request_at: float | None = None
-    clock_started_at: float | None = None
-    spent_s: float = 0.0
-    stopped_at: float | None = None
-    finished_at: float | None = None
-    reason: str = ""
-    last_event: int = 0
-    last_message: int = 0
-    last_draw: int = 0
-    last_ready: int = 0
-
-
-@dataclass(slots=True)
-class ReplicaState:
-    pool: str
-    serial: int
-    ok: bool
-    url: str
-    pause_s: float
-    applied_at: float
-    reason: str
-
-
-@dataclass(slots=True)
-class Message:
-    """One row of the outbox."""
-
-    sequence: int
-    topic: Topic
-    key: str
-    message: msgspec.Struct
-
-
-@dataclass(slots=True)
-class Changes:
-    """What one batch changed in one run. Rows are written whole, so only who changed is noted."""
-
-    attempts: dict[str, Attempt] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
-    verdicts: list[RolloutScored] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    outbox: list[Message] = field(default_factory=list)
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # table -> new rows, insert-only tables
-    replicas: set[str] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.attempts or self.groups or self.events or self.outbox or self.rows or self.replicas)
-
-
-def returns(state: GroupState, announced: int | None, number: int) -> bool:
-    """Whether the problem of this group, if it is its last, may be asked for again."""
-    if number + 1 >= GROUPS_PER_PROBLEM:
-        return False
-    return state is GroupState.quarantined or (state is GroupState.dropped and announced is None)
-
-
-class Catalogue:
-    """The run's problems: which may be drawn, and what hardness needs to know of them."""
-
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {}
-        self.ids: list[str] = []
-        self.packs: list[str] = []
-        self._kinds: dict[tuple[str, str], int] = {}
-        self._kind_names: list[tuple[str, str]] = []
-        self._kind: list[int] = []  # per problem
-        self.numbers: list[int] = []  # groups so far
-        self._free = np.zeros(0, dtype=bool)
-        self._fingerprints = np.zeros(0, dtype=np.uint64)
-
-    def add(self, problems: list[tuple[str, str, str, str]]) -> None:
-        """(id, category, cell, pack hash) of new problems."""
-        for problem, category, cell, pack in problems:
-            self.index[problem] = len(self.ids)
-            self.ids.append(problem)
-            self.packs.append(pack)
-            kind = self._kinds.setdefault((category, cell), len(self._kinds))
-            if kind == len(self._kind_names):
-                self._kind_names.append((category, cell))
-            self._kind.append(kind)
-            self.numbers.append(0)
-        self._free = np.concatenate([self._free, np.ones(len(problems), dtype=bool)])
-        prints = hardness.fingerprints([p[0] for p in problems])
-        self._fingerprints = np.concatenate([self._fingerprints, prints])
-
-    def __contains__(self, problem: str) -> bool:
-        return problem in self.index
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def free(self) -> int:
-        return int(self._free.sum())
-
-    def free_ones(self) -> np.ndarray:
-        """bool per problem, in the order of `ids`."""
-        return self._free.copy()
-
-    def take(self, problem: str) -> None:
-        self._free[self.index[problem]] = False
-
-    def give_back(self, problem: str) -> None:
-        self._free[self.index[problem]] = True
-
-    def kind(self, problem: str) -> tuple[str, str]:
-        """(category, cell)."""
-        return self._kind_names[self._kind[self.index[problem]]]
-
-    def draw(self, estimates: hardness.Hardness | None, count: int, *, step: int, seed: int, number: int) -> list[str]:
-        """Free problems, without repetition; uniformly without `estimates`."""
-        free = np.flatnonzero(self._free)
-        if estimates is None:
-            weights = np.ones(len(free))
-        else:
-            categories, cells = zip(*self._kind_names, strict=True) if self._kind_names else ((), ())
-            weights = estimates.weights(categories, cells, step=step)[np.asarray(self._kind, dtype=np.int64)[free]]
-        chosen = hardness.draw(weights, self._fingerprints[free], count, seed=seed, number=number)
-        return [self.ids[i] for i in free[chosen]]
 
 
 class WorkingSet:

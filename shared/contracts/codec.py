@@ -48,6 +48,11 @@ def _decoder(types: tuple[type[msgspec.Struct], ...]) -> msgspec.json.Decoder[An
     return msgspec.json.Decoder(union)
 
 
+@functools.cache
+def _schema(topic: str) -> str:
+    return f"{topic}/{MAJOR}.{MINOR}"
+
+
 @functools.lru_cache(maxsize=256)  # the same few in every message; bounded, for anybody may write anything
 def _major(schema: str) -> int | None:
     try:
@@ -67,7 +72,7 @@ def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]
         data, headers = (
             msgspec.json.encode(message),
             {
-                SCHEMA_HEADER: f"{topic.name}/{MAJOR}.{MINOR}",
+                SCHEMA_HEADER: _schema(topic.name),
                 TIME_HEADER: f"{time.time():.3f}",
                 TRACE_HEADER: traceparent(message),
             },

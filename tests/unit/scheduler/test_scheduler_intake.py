@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from services.scheduler.audit import counts
-from services.scheduler.decisions import GROUPS_AHEAD
 from services.scheduler.desk import Desk
+from services.scheduler.records import Attempt
+from services.scheduler.requesting import GROUPS_AHEAD
 from services.scheduler.store import Store
-from services.scheduler.working_set import Attempt, WorkingSet
+from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Purpose, RunConfig

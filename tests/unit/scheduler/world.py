@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from services.scheduler.desk import Desk
+from services.scheduler.records import Message
 from services.scheduler.store import Store
-from services.scheduler.working_set import Message
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Ref, RunConfig, ScheduleConfig
