@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from services.inference import metrics
-from services.inference.contract import DISCONNECT_CHECK_S, Contract
+from services.inference.contract import DISCONNECT_CHECK_S, Contract, SoFar
 from services.inference.engine import Engine, Overloaded
 from services.inference.live import Facts
 from services.inference.request import Request, Result
 from services.inference.wire import (
     AbortRequest,
     BadRequest,
+    GenerateRequest,
+    SamplingParams,
     Unavailable,
     answer,
     decode,
-    parse_generate,
     token_array,
 )
-
-_ENCODER = msgspec.json.Encoder()
 
 
 class Server(Contract):
@@ -43,10 +40,10 @@ class Server(Contract):
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    async def generate(self, http: web.Request) -> web.StreamResponse:
-        engine = self._ready()
-        asked, sampling = parse_generate(await http.read())
-        rid = asked.rid or uuid.uuid4().hex
+    async def _sample(
+        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, so_far: SoFar | None
+    ) -> dict[str, Any]:
+        engine, rid = self._ready(), asked.rid or ""
         if rid in self._by_rid:
             raise BadRequest(f"rid: {rid!r} is running already")
         loop = asyncio.get_running_loop()
@@ -62,7 +59,7 @@ class Server(Contract):
             seed=sampling.sampling_seed,
             routing_start=asked.routed_experts_start_len if asked.return_routed_experts else -1,
         )
-        stream = _Stream(http, rid, request, loop) if asked.stream else None
+        progress = None if so_far is None else _Progress(request, loop)
         started = time.perf_counter()
         try:
             engine.submit(request)
@@ -75,8 +72,8 @@ class Server(Contract):
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep())
         try:
-            if stream is not None:
-                await stream.pump(future)
+            if progress is not None and so_far is not None and await progress.until(future, so_far):
+                engine.abort(request, "enough")
             result = await future
         finally:
             if not future.done():
@@ -86,10 +83,7 @@ class Server(Contract):
             if not self._open:
                 self.idle.set()
         metrics.LATENCY.observe(time.perf_counter() - started)
-        body = _ENCODER.encode(answer(rid, result, engine.model.config, logprobs=asked.return_logprob))
-        if stream is not None:
-            return await stream.close(body)
-        return web.Response(body=body, content_type="application/json")
+        return answer(rid, result, engine.model.config, logprobs=asked.return_logprob)
 
     async def _sweep(self) -> None:
         """Aborts the requests whose client has closed its connection."""
@@ -170,18 +164,15 @@ class Server(Contract):
         metrics.THROUGHPUT.set_function(throughput)
 
 
-class _Stream:
-    """Server-sent events: the cumulative answer after every step, then the whole, then [DONE]."""
+class _Progress:
+    """Tokens on their way from the engine's thread."""
 
-    def __init__(self, http: web.Request, rid: str, request: Request, loop: asyncio.AbstractEventLoop) -> None:
-        self._http, self._rid = http, rid
+    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         request.progress = lambda token, _logprob: loop.call_soon_threadsafe(self._queue.put_nowait, token)
-        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
-    async def pump(self, future: asyncio.Future[Result]) -> None:
-        """Returns when the generation is over. Raises ConnectionError where the client is gone."""
-        await self._response.prepare(self._http)
+    async def until(self, future: asyncio.Future[Result], so_far: SoFar) -> bool:
+        """Returns when the generation is over, or what there is of it is enough: then true."""
         tokens: list[int] = []
         while not future.done():
             waiting = asyncio.ensure_future(self._queue.get())
@@ -192,20 +183,9 @@ class _Stream:
             tokens.append(waiting.result())
             while not self._queue.empty():
                 tokens.append(self._queue.get_nowait())
-            await self._event(
-                _ENCODER.encode(
-                    {"text": "", "output_ids": tokens, "meta_info": {"id": self._rid, "finish_reason": None}}
-                )
-            )
-
-    async def close(self, body: bytes) -> web.StreamResponse:
-        await self._event(body)
-        await self._event(b"[DONE]")
-        await self._response.write_eof()
-        return self._response
-
-    async def _event(self, data: bytes) -> None:
-        await self._response.write(b"data: " + data + b"\n\n")
+            if await so_far(tokens):
+                return True
+        return False
 
 
 def _settle(future: asyncio.Future[Result], result: Result) -> None:

@@ -1,18 +1,36 @@
-"""The HTTP contract that every engine serves: its paths and limits, and the answers that no engine has a part in."""
+"""The HTTP contract that every engine serves: its paths and limits, and the answers that no engine has a part in. Of a
+generation the engine does the sampling (`_sample`); what is asked is read, and what it becomes is written, here."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from services.inference import openapi
+from services.inference.chat import request, template
+from services.inference.chat.talk import Talk
 from services.inference.errors import errors
+from services.inference.events import Events, streamed
 from services.inference.live import Facts
-from services.inference.wire import BadRequest, CheckerRequest, PauseRequest, PinRequest, decode
+from services.inference.wire import (
+    BadRequest,
+    CheckerRequest,
+    GenerateRequest,
+    PauseRequest,
+    PinRequest,
+    SamplingParams,
+    Unavailable,
+    decode,
+    parse_generate,
+)
 
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
 MAX_BODY = 64 << 20
@@ -26,6 +44,9 @@ TOLD_OF_THE_MODEL = (
     "vocab_size",
     "model_type",
 )
+_ENCODER = msgspec.json.Encoder()
+SoFar = Callable[[list[int]], Awaitable[bool]]
+"""Gets all tokens so far after every step; returns whether they are enough."""
 
 
 class Contract(ABC):
@@ -35,10 +56,13 @@ class Contract(ABC):
         self.draining = False
         self.idle = asyncio.Event()  # set while no generation is open
         self.idle.set()
+        self.directory: Path | None = None  # the checkpoint that the served weights began from
         self._facts = facts
+        self._template: tuple[Path, asyncio.Task[template.ChatTemplate]] | None = None
         self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors, *more])
         handlers = {
             "/generate": self.generate,
+            "/v1/chat/completions": self.chat,
             "/health": self.health,
             "/get_server_info": self.server_info,
             "/server_info": self.server_info,
@@ -58,7 +82,11 @@ class Contract(ABC):
     # -- the engine's part -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def generate(self, http: web.Request) -> web.StreamResponse: ...
+    async def _sample(
+        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, so_far: SoFar | None
+    ) -> dict[str, Any]:
+        """The answer of /generate; `asked` has a `rid`. What is enough is ended as an abort ends it, with what there is. A
+        client that goes away frees its row. Raises BadRequest, Unavailable."""
 
     @abstractmethod
     async def health(self, _: web.Request) -> web.Response: ...
@@ -82,6 +110,68 @@ class Contract(ABC):
 
     @abstractmethod
     async def _flush(self) -> None: ...
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        self._ready()
+        asked, sampling = parse_generate(await http.read())
+        asked.rid = rid = asked.rid or uuid.uuid4().hex
+
+        async def tell(events: Events) -> None:
+            async def so_far(tokens: list[int]) -> bool:
+                meta = {"id": rid, "finish_reason": None}
+                await events.send({"text": "", "output_ids": tokens, "meta_info": meta})
+                return False
+
+            await events.send(await self._sample(http, asked, sampling, so_far))
+
+        if asked.stream:
+            return await streamed(http, tell)
+        return _json(await self._sample(http, asked, sampling, None))
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        self._ready()
+        asked = request.read(await http.read())
+        directory, speaks = await self._chat_template()
+        # Apart from the other requests: a long conversation takes a while to be written in tokens, and to be read.
+        talk = await asyncio.to_thread(Talk, asked, speaks, context=int(self._info()["context_length"]))
+        if directory != self.directory:
+            raise Unavailable("another checkpoint is served now")
+
+        async def hear(tokens: list[int]) -> bool:
+            return talk.hear(tokens)
+
+        async def tell(events: Events) -> None:
+            async def so_far(tokens: list[int]) -> bool:
+                if not events.response.prepared:
+                    await events.send(talk.first_chunk())
+                enough = talk.hear(tokens)
+                for chunk in talk.chunks():
+                    await events.send(chunk)
+                return enough
+
+            answer = await self._sample(http, talk.generate, talk.sampling, so_far)
+            last = list(talk.last_chunks(answer))
+            for chunk in [*([] if events.response.prepared else [talk.first_chunk()]), *last]:
+                await events.send(chunk)
+
+        if talk.streams:
+            return await streamed(http, tell)
+        answer = await self._sample(http, talk.generate, talk.sampling, hear if talk.generate.stream else None)
+        return _json(await asyncio.to_thread(talk.completion, answer))
+
+    async def _chat_template(self) -> tuple[Path, template.ChatTemplate]:
+        """Of the checkpoint that is served, read once; one that cannot be read is tried again, it may have been repaired."""
+        assert self.directory is not None, "there is none before there are weights"
+        if self._template is None or self._template[0] != self.directory:
+            self._template = self.directory, asyncio.create_task(asyncio.to_thread(template.load, self.directory))
+        directory, loading = self._template
+        try:
+            return directory, await asyncio.shield(loading)
+        except BadRequest:
+            self._template = None
+            raise
 
     # -- alike for all -----------------------------------------------------------------------------------------------
 
@@ -119,3 +209,7 @@ class Contract(ABC):
 
     async def pin(self, http: web.Request) -> web.Response:
         return web.json_response(await self._facts.pin(decode(PinRequest, await http.read()).serial))
+
+
+def _json(answer: dict[str, Any]) -> web.Response:
+    return web.Response(body=_ENCODER.encode(answer), content_type="application/json")

@@ -25,9 +25,11 @@ class Embedded:
     def __init__(self, settings: InferenceSettings, facts: Facts) -> None:
         self.settings = settings
         self.server = Server(facts)
+        self._directory: Path | None = None  # of the weights that are handed to `serve` next
 
     async def start(self, directory: Path, health: Health) -> Live:
         live = await asyncio.to_thread(self._build, directory)
+        self._directory = directory
         cache = live.engine.cache
         log.info("engine_started", directory=str(directory), positions=cache.positions, rows=cache.rows)
         return live
@@ -48,7 +50,7 @@ class Embedded:
 
     def serve(self, live: Live) -> None:
         assert isinstance(live, LiveWeights)
-        self.server.engine = live.engine
+        self.server.engine, self.server.directory = live.engine, self._directory
 
     async def close(self) -> None:
         if self.server.engine is not None:

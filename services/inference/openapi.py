@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from services.inference.chat.request import ChatRequest
 from services.inference.wire import (
     AbortRequest,
     CheckerRequest,
@@ -18,6 +19,11 @@ from services.inference.wire import (
 # path -> (method, what reads the body, what it does)
 OPERATIONS: dict[str, tuple[str, type[msgspec.Struct] | None, str]] = {
     "/generate": ("post", GenerateRequest, "Sample from token ids."),
+    "/v1/chat/completions": (
+        "post",
+        ChatRequest,
+        "Sample the next message of a conversation, as OpenAI's clients ask.",
+    ),
     "/health": ("get", None, "Does the engine live?"),
     "/server_info": ("get", None, "What is served, and how busy the engine is."),
     "/get_server_info": ("get", None, "SGLang's older name of /server_info."),

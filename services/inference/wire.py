@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ebnf": (None, ""),
     "n": (1, None),
 }
+BIASED = "Only plain temperature sampling is served: anything else biases the importance ratios of training"
 
 
 class BadRequest(ValueError):
@@ -92,12 +94,7 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
         fields = msgspec.json.decode(request.sampling_params)
         if not isinstance(fields, dict):
             raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
-        for name, allowed in NEUTRAL.items():
-            if name in fields and fields[name] not in allowed:
-                raise BadRequest(
-                    f"sampling_params.{name}: found {fields[name]!r}; allowed: {allowed[0]!r}. Only plain temperature "
-                    "sampling is served: anything else biases the importance ratios of training"
-                )
+        refuse_others(fields, NEUTRAL, where="sampling_params.", why=BIASED)
         sampling = _SAMPLING.decode(request.sampling_params)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
@@ -110,6 +107,15 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
             f"routed_experts_start_len: found {request.routed_experts_start_len}; allowed: 0..{len(request.input_ids)}"
         )
     return request, sampling
+
+
+def refuse_others(
+    fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], *, where: str = "", why: str = ""
+) -> None:
+    """Raises BadRequest for the first field with a value other than those that leave everything as it is."""
+    for name, allowed in neutral.items():
+        if name in fields and fields[name] not in allowed:
+            raise BadRequest(f"{where}{name}: found {fields[name]!r}; allowed: {allowed[0]!r}{why and f'. {why}'}")
 
 
 def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from services.inference.contract import DISCONNECT_CHECK_S, Contract
+from services.inference.contract import DISCONNECT_CHECK_S, Contract, SoFar
 from services.inference.live import Facts
 from services.inference.sglang import metrics
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
@@ -23,13 +22,13 @@ from services.inference.sglang.server import Server
 from services.inference.wire import (
     AbortRequest,
     BadRequest,
+    GenerateRequest,
+    SamplingParams,
     Unavailable,
     decode,
-    parse_generate,
 )
 from shared.weights import WeightsError
 
-_ENCODER = msgspec.json.Encoder()
 Read = Callable[[bytes], dict[str, Any]]  # SGLang's answer to ours
 
 
@@ -46,10 +45,10 @@ class Api(Contract):
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    async def generate(self, http: web.Request) -> web.StreamResponse:
-        live = self._ready()
-        asked, sampling = parse_generate(await http.read())
-        rid = asked.rid or uuid.uuid4().hex
+    async def _sample(
+        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, so_far: SoFar | None
+    ) -> dict[str, Any]:
+        live, rid = self._ready(), asked.rid or ""
         if rid in self._open:
             raise BadRequest(f"rid: {rid!r} is running already")
         serial, routing, lag = live.serial, live.model.moe is not None, live.lag
@@ -70,7 +69,9 @@ class Api(Contract):
             _count(mine)
             return mine
 
-        asking = asyncio.create_task(self._stream(http, rid, body, read) if asked.stream else self._whole(body, read))
+        asking = asyncio.create_task(
+            self._whole(body, read) if so_far is None else self._stream(rid, body, read, so_far)
+        )
         self._open[rid] = (http, asking)
         self.idle.clear()
         if self._sweeper is None or self._sweeper.done():
@@ -88,29 +89,28 @@ class Api(Contract):
             if not self._open:
                 self.idle.set()
 
-    async def _whole(self, body: bytes, read: Read) -> web.StreamResponse:
+    async def _whole(self, body: bytes, read: Read) -> dict[str, Any]:
         async with self._post(body) as response:
             data, status = await response.read(), response.status
         if status != 200:
             raise failure(status, data)
-        return web.Response(body=_ENCODER.encode(read(data)), content_type="application/json")
+        return read(data)
 
-    async def _stream(self, http: web.Request, rid: str, body: bytes, read: Read) -> web.StreamResponse:
-        """Server-sent events: the tokens so far after every step, then the whole answer, then [DONE]."""
-        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    async def _stream(self, rid: str, body: bytes, read: Read, so_far: SoFar) -> dict[str, Any]:
+        mine: dict[str, Any] | None = None
+        enough = False
         async with self._post(body) as response:
             if response.status != 200:
                 raise failure(response.status, await response.read())
             async for event in _events(response):
                 tokens, last = stream_part(event, rid)
-                if not out.prepared:
-                    await out.prepare(http)
-                so_far = {"text": "", "output_ids": tokens, "meta_info": {"id": rid, "finish_reason": None}}
-                mine = read(event) if last else so_far
-                await out.write(b"data: " + _ENCODER.encode(mine) + b"\n\n")
-        await out.write(b"data: [DONE]\n\n")
-        await out.write_eof()
-        return out
+                if last:
+                    mine = read(event)
+                elif not enough and (enough := await so_far(tokens)):
+                    await self._client.abort(sent_rid(rid))
+        if mine is None:
+            raise BadAnswer(f"/generate of {rid}: the stream ended before the answer")
+        return mine
 
     def _post(self, body: bytes) -> Any:
         return self._client.session.post(

@@ -42,6 +42,7 @@ class Sglang:
         self._keeper: Server | None = None
         self._live: SglangLive | None = None
         self._place: Place | None = None
+        self._directory: Path | None = None  # of the weights that are handed to `serve` next
         self._starts = 0
         self._passed = _Passed()
         REGISTRY.register(self._passed)
@@ -65,7 +66,8 @@ class Sglang:
         start = None if self.settings.sglang_url else lambda: self._start_child(live)
         keeper = Server(self.client, health, start=start, check=live.check, start_s=self.settings.sglang_start_s)
         keeper.scraped = self._passed.take
-        live.server = self._keeper = keeper
+        live.server, self._directory = keeper, directory
+        self._keeper = keeper
         self._keeping = asyncio.create_task(keeper.run())
         up = asyncio.create_task(keeper.up.wait())
         await asyncio.wait({self._keeping, up}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,7 +78,7 @@ class Sglang:
 
     def serve(self, live: Live) -> None:
         assert isinstance(live, SglangLive)
-        self.server.live, self.server.keeper = live, self._keeper
+        self.server.live, self.server.keeper, self.server.directory = live, self._keeper, self._directory
 
     async def close(self) -> None:
         await self._end()
