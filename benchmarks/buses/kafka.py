@@ -17,6 +17,7 @@ from benchmarks.buses import kill, message, topic, unread
 from shared.bus import Bus, BusUnavailable, connect
 from shared.bus.assignment import partition_of
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_consumer import FETCH_MS
 from shared.bus.kafka_reader import COMMIT_EVERY_S, POLL_MS
 from shared.contracts import codec
 from shared.contracts.topics import Topic
@@ -120,7 +121,7 @@ def _consumer(url: str, group: str | None) -> KafkaConsumer:
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         allow_auto_create_topics=False,
-        fetch_max_wait_ms=POLL_MS,
+        fetch_max_wait_ms=FETCH_MS,
     )
 
 

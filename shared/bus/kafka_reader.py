@@ -25,9 +25,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 import structlog
-from kafka import KafkaConsumer, TopicPartition
+from kafka import TopicPartition
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -40,18 +39,15 @@ from kafka.structs import OffsetAndMetadata
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_consumer import FETCH_MS, Consumer
 from shared.bus.kafka_records import REASON_BYTES, received
 from shared.bus.tracking import read_ranges
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
+IDLE_AFTER_S, IDLE_POLL_MS, IDLE_FETCH_MS = 2.0, 250, 500  # while nothing was in hand for so long
 COMMIT_EVERY_S = 0.1
 PATIENCE_S = 0.5  # with a full inbox: a pause stops what is fetched ahead, and most have room again within milliseconds
-JOIN_MS = 1_000  # between looks, while a join waits for the other members: whether this one is to end
-SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
-LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
-METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
-NOTES_WITHIN_MS = 30_000  # as long as kafka-python gives every request
 REVOKE_GRACE_S = 5.0
 COMMIT_WITHIN_S = 3.0  # at a rebalance; the others wait for us meanwhile, and what is not committed comes twice
 LAST_COMMIT_S = 12.0  # of a member that leaves in the middle of a rebalance: longer than a session
@@ -96,6 +92,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._full_since = math.inf  # monotonic
         self._notes = True  # what is finished beyond a position is told to the broker
         self._next_commit = 0.0
+        self._busy_at = time.monotonic()
         self._back_off_s = BACK_OFF_S
         self._past: dict[TopicPartition, int] | None = None  # without a group: where the partitions ended at the start
         self._flushes: list[Future[None]] = []
@@ -170,21 +167,7 @@ class Reader(AsyncConsumerRebalanceListener):
     def _read(self) -> None:
         """Until the inbox is closed or the consumer breaks."""
         self._bus.ensure(list(self._topics.values()))
-        consumer = KafkaConsumer(
-            **self._cluster.options(),
-            client_id=self._name,
-            group_id=None if self.group is None else self._cluster.physical(self.group),
-            group_instance_id=None if self.group is None else self._cluster.member(self._topics),
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            allow_auto_create_topics=False,
-            session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=HEARTBEAT_MS,
-            max_poll_interval_ms=LONGEST_POLL_MS,
-            fetch_max_wait_ms=POLL_MS,
-            metadata_max_age_ms=METADATA_MS,
-            partition_assignment_strategy=(CooperativeStickyAssignor,),
-        )
+        consumer = Consumer(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
         try:
             if self.group is None:
@@ -203,7 +186,7 @@ class Reader(AsyncConsumerRebalanceListener):
         finally:
             consumer.close(autocommit=False)
 
-    def _cycle(self, consumer: KafkaConsumer) -> None:
+    def _cycle(self, consumer: Consumer) -> None:
         self._settle_and_commit()
         room = self.inbox.room()
         if room > 0:
@@ -215,9 +198,9 @@ class Reader(AsyncConsumerRebalanceListener):
             self._paused = full
             (consumer.pause if full else consumer.resume)(*consumer.assignment())
         if room > 0 or full:
-            self._take(consumer.poll(timeout_ms=0 if full else POLL_MS, max_records=max(1, room)))
+            self._take(consumer.poll(timeout_ms=0 if full else self._pace(), max_records=max(1, room)))
             while self._joining() and not self._over():
-                self._join_on()
+                consumer.join_on()
             self._look_back(consumer)
         if room <= 0:
             self._signal.wait(POLL_MS / 1000)
@@ -230,7 +213,7 @@ class Reader(AsyncConsumerRebalanceListener):
         if (flushes or time.monotonic() >= self._next_commit) and self._commit():
             self._flushed(flushes)
 
-    def _look_back(self, consumer: KafkaConsumer) -> None:
+    def _look_back(self, consumer: Consumer) -> None:
         """Says so, once what was there at the start has been read."""
         if self._past is None or not consumer.assignment():
             return
@@ -241,19 +224,18 @@ class Reader(AsyncConsumerRebalanceListener):
             self.inbox.past_read()
 
     def _joining(self) -> bool:
-        """A poll began a join and did not see its end. No commits are taken, and no heartbeats are sent."""
-        return self.group is not None and self._consumer._coordinator.rebalance_in_progress()
+        return self.group is not None and self._consumer.joining()
 
-    def _join_on(self) -> None:
-        """Waits for a join, JOIN_MS at most.
-
-        kafka-python 3.0 ends a join only in a poll that waits when the answer comes: an answer that comes between two polls
-        is thrown away, and the group asked for another, or, where new metadata was the reason, not even that: such a
-        member would neither commit nor send heartbeats ever again. Hence a long wait, and the word that it is needed.
-        """
-        coordinator = self._consumer._coordinator
-        coordinator.request_rejoin()
-        coordinator.poll(timeout_ms=JOIN_MS)
+    def _pace(self) -> int:
+        """Milliseconds for the next poll to wait. Twenty polls and fetches a second are a tenth of a core for each reader, and
+        a platform has dozens: who has had nothing in hand for a while asks less often. What comes then is still handed out
+        at once; only the end of the reader, a flush and a rebalance are seen a little later."""
+        now = time.monotonic()
+        if self.inbox.in_flight or self._flushes or self._burying:
+            self._busy_at = now
+        idle = now - self._busy_at > IDLE_AFTER_S
+        self._consumer.hold_fetches(IDLE_FETCH_MS if idle else FETCH_MS)
+        return IDLE_POLL_MS if idle else POLL_MS
 
     def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
         items = []
@@ -266,7 +248,7 @@ class Reader(AsyncConsumerRebalanceListener):
                     lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, finished)
                 items += [item for record in found if (item := self._receive(lease, record)) is not None]
         if items:
-            self._back_off_s = BACK_OFF_S
+            self._back_off_s, self._busy_at = BACK_OFF_S, time.monotonic()
             self.inbox.offer(items)
 
     def _receive(self, lease: Lease, record: Any) -> Received | None:
@@ -374,7 +356,7 @@ class Reader(AsyncConsumerRebalanceListener):
                 log.warning("bus.last_commit", group=self.group, partitions=len(self._leases))
                 break
             if self._joining():
-                self._join_on()
+                self._consumer.join_on()
         self._lose(list(self._leases))
 
     # In the consumer's I/O thread.
@@ -383,7 +365,7 @@ class Reader(AsyncConsumerRebalanceListener):
         partitions = list(revoked)
         until = time.monotonic() + self._grace_s
         while self._in_flight(partitions) and time.monotonic() < until:
-            await self._consumer._net.sleep(PAUSE_S)  # its loop has no public way to sleep
+            await self._consumer.sleep(PAUSE_S)
         self._collect()
         until = time.monotonic() + COMMIT_WITHIN_S
         while moved := self._moved(partitions):
@@ -395,7 +377,7 @@ class Reader(AsyncConsumerRebalanceListener):
                     # What was acknowledged lately comes again, to the next owner.
                     log.warning("bus.commit_at_rebalance", group=self.group, error=type(error).__name__)
                     break
-                await self._consumer._net.sleep(PAUSE_S)
+                await self._consumer.sleep(PAUSE_S)
         self._lose(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
@@ -403,7 +385,7 @@ class Reader(AsyncConsumerRebalanceListener):
         partitions = list(assigned)
         if self._paused:
             self._consumer.pause(*partitions)
-        known = await self._consumer._coordinator.fetch_committed_offsets_async(partitions, timeout_ms=NOTES_WITHIN_MS)
+        known = await self._consumer.noted(partitions)
         with self._lock:
             self._known.update(known)
         for partition, committed in known.items():

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from shared.bus import connect, dead_letters, kafka_reader
+from shared.bus import connect, dead_letters, kafka_consumer, kafka_reader
 from tests.contract.bus_world import alert, drained, freeze, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
@@ -149,7 +149,8 @@ def test_a_member_whose_hands_are_full_lets_another_join(world, go):
 
 def test_a_join_whose_answer_comes_between_two_polls_is_seen_to_its_end(world, go, monkeypatch):
     """As on a starved machine, where no poll is long enough."""
-    monkeypatch.setattr(kafka_reader, "POLL_MS", 1)
+    for name in ("POLL_MS", "IDLE_POLL_MS"):
+        monkeypatch.setattr(kafka_reader, name, 1)
 
     async def scenario():
         buses = {name: world.open(name) for name in ("one", "two")}
@@ -258,9 +259,9 @@ def test_behind_what_an_earlier_owner_finished_the_log_is_empty(world, go):
 
 def test_a_long_handler_keeps_its_place_in_the_group(world, go, monkeypatch):
     """Ten minutes against a limit of five are eight seconds against one of six."""
-    monkeypatch.setattr(kafka_reader, "SESSION_MS", 6_000)
-    monkeypatch.setattr(kafka_reader, "HEARTBEAT_MS", 1_000)
-    monkeypatch.setattr(kafka_reader, "LONGEST_POLL_MS", 6_000)
+    monkeypatch.setattr(kafka_consumer, "SESSION_MS", 6_000)
+    monkeypatch.setattr(kafka_consumer, "HEARTBEAT_MS", 1_000)
+    monkeypatch.setattr(kafka_consumer, "LONGEST_POLL_MS", 6_000)
 
     async def scenario():
         bus = world.impatient()

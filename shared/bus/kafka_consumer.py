@@ -1,0 +1,71 @@
+"""kafka-python's consumer with our settings, and the few things of it that have no public name: nothing else touches its
+insides, so that another version of it is held against this file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.structs import OffsetAndMetadata
+
+from shared.bus.kafka_cluster import Cluster
+
+FETCH_MS = (
+    50  # a fetch that finds nothing is held so long by the broker; a commit on the same connection waits behind it
+)
+JOIN_MS = 1_000  # between looks, while a join waits for the other members: whether this one is to end
+SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
+LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
+METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
+NOTES_WITHIN_MS = 30_000  # as long as kafka-python gives every request
+
+
+class Consumer(KafkaConsumer):
+    def __init__(self, cluster: Cluster, client: str, group: str | None, topics: Collection[str]) -> None:
+        """`topics`: physical names; they, or their partitions, are still to be subscribed."""
+        super().__init__(
+            **cluster.options(),
+            client_id=client,
+            group_id=None if group is None else cluster.physical(group),
+            group_instance_id=None if group is None else cluster.member(topics),
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            max_poll_interval_ms=LONGEST_POLL_MS,
+            fetch_max_wait_ms=FETCH_MS,
+            metadata_max_age_ms=METADATA_MS,
+            partition_assignment_strategy=(CooperativeStickyAssignor,),
+        )
+
+    def hold_fetches(self, milliseconds: int) -> None:
+        """From the next one on, instead of FETCH_MS. What comes is fetched at once however long they are held."""
+        self._fetcher.config["fetch_max_wait_ms"] = milliseconds
+
+    def joining(self) -> bool:
+        """A poll began a join and did not see its end. No commits are taken, and no heartbeats are sent."""
+        return bool(self._coordinator.rebalance_in_progress())
+
+    def join_on(self) -> None:
+        """Waits for a join, JOIN_MS at most.
+
+        kafka-python 3.0 ends a join only in a poll that waits when the answer comes: an answer that comes between two polls
+        is thrown away, and the group asked for another, or, where new metadata was the reason, not even that: such a
+        member would neither commit nor send heartbeats ever again. Hence a long wait, and the word that it is needed.
+        """
+        self._coordinator.request_rejoin()
+        self._coordinator.poll(timeout_ms=JOIN_MS)
+
+    # In its I/O thread.
+
+    async def sleep(self, seconds: float) -> None:
+        await self._net.sleep(seconds)
+
+    async def noted(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Positions with their metadata, which `committed` leaves out."""
+        known: dict[TopicPartition, OffsetAndMetadata] = await self._coordinator.fetch_committed_offsets_async(
+            list(partitions), timeout_ms=NOTES_WITHIN_MS
+        )
+        return known
