@@ -223,14 +223,32 @@ def sweep(
     run: RunArgument = "",
     state: State = Path(".etude"),
     delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
+    trained: Annotated[
+        bool,
+        typer.Option(
+            "--trained", help="Also the routing of groups that every checkpoint has trained. Trajectories stay."
+        ),
+    ] = False,
+    versions: Annotated[
+        int | None,
+        typer.Option(
+            "--versions",
+            metavar="N",
+            min=1,
+            help="Also the weights of all versions but the last N, those that are served, and what these are built from. "
+            "Nobody can go back to a version without weights, evaluate or export it.",
+        ),
+    ] = None,
 ) -> None:
-    """List the objects of attempts that were given up: nothing refers to them. Weights and checkpoints are never touched."""
+    """List the objects that nobody needs: what attempts left behind that were given up, and more if asked for. Checkpoints,
+    packs and trajectories that count are never touched."""
     settings = _settings(state)
     engine = _open(settings)
     name = _named(engine, run)
     try:
         with engine.begin() as connection:
-            found = sweeps.sweep(connection, stores.connect(settings.objects_url), name, delete=delete)
+            store = stores.connect(settings.objects_url)
+            found = sweeps.sweep(connection, store, name, delete=delete, trained=trained, last=versions)
     except OSError as error:
         raise _refuse(str(error)) from None
     for one in found:

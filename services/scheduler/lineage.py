@@ -56,6 +56,16 @@ class Lineage:
         # Steps up to its own fork belong to its parent, whoever names them.
         return (upto is None or step <= upto) and step > self.fork(incarnation).step
 
+    def shared(self, incarnation: int, step: int) -> int:
+        """Up to which step version (incarnation, step) has the same past as the weights that survive."""
+        while self.current >= 0 and incarnation not in self._upto:
+            fork = self.fork(incarnation)
+            if not 0 <= fork.parent < incarnation:
+                return 0  # a root of its own
+            incarnation, step = fork.parent, min(step, fork.step)
+        upto = self._upto.get(incarnation)
+        return step if upto is None else min(step, upto)
+
     def position(self, incarnation: int, step: int) -> int:
         """Version (incarnation, step) in steps of the surviving lineage.
 

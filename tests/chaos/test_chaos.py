@@ -1,4 +1,4 @@
-"""The short form of `make chaos`: every victim killed once, a zombie of each kind, two servers away for a while."""
+"""The short form of `make chaos`: every victim killed once; at night also a zombie of each kind, and the servers away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.chaos.__main__ import arguments, strike
 from tests.chaos.report import show, sound
 from tests.servers import own_platform
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -28,9 +29,11 @@ def servers(monkeypatch: pytest.MonkeyPatch):
     "what",
     [
         "--kills 5 --every 6 --zombies 0 --outages 0",
-        "--kills 0 --zombies 3 --outages 0",
-        "--kills 0 --zombies 0 --outages 15 --servers kafka,postgres --modes stopped,frozen",
-        "--kills 0 --zombies 0 --outages 15 --servers minio,redis --modes stopped,frozen",
+        pytest.param("--kills 0 --zombies 3 --outages 0", marks=NIGHTLY),
+        pytest.param(
+            "--kills 0 --zombies 0 --outages 15 --servers kafka,postgres --modes stopped,frozen", marks=NIGHTLY
+        ),
+        pytest.param("--kills 0 --zombies 0 --outages 15 --servers minio,redis --modes stopped,frozen", marks=NIGHTLY),
     ],
     ids=["kills", "zombies", "bus-and-ledger-away", "objects-and-jobs-away"],
 )
