@@ -4,9 +4,12 @@ insides, so that another version of it is held against this file."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus.kafka_cluster import Cluster
@@ -69,3 +72,40 @@ class Consumer(KafkaConsumer):
             list(partitions), timeout_ms=NOTES_WITHIN_MS
         )
         return known
+
+
+_read_record = DefaultRecordBatch._read_msg
+
+
+def _read_any_record(batch: DefaultRecordBatch) -> Any:
+    """A header's name is text to kafka-python, and what is none would end the consumer, and each that comes after it at the
+    same place. Anybody may write such: its bytes become question marks, the record a delivery like any other."""
+    start = batch._pos
+    try:
+        return _read_record(batch)
+    except UnicodeDecodeError:
+        _rename_headers(batch._buffer, start)
+        return _read_record(batch)
+
+
+def _rename_headers(buffer: bytearray, pos: int) -> None:
+    """Of the record at `pos`, in place. Raises ValueError or IndexError where it is damaged."""
+    for _ in range(4):  # length, attributes, time, offset
+        _, pos = decode_varint(buffer, pos)
+    for _ in range(2):  # key, value
+        size, pos = decode_varint(buffer, pos)
+        pos += max(0, size)
+    count, pos = decode_varint(buffer, pos)
+    for _ in range(count):
+        size, pos = decode_varint(buffer, pos)
+        name = bytes(buffer[pos : pos + max(0, size)])
+        try:
+            name.decode()
+        except UnicodeDecodeError:
+            buffer[pos : pos + len(name)] = bytes(byte if byte < 0x80 else ord("?") for byte in name)
+        pos += len(name)
+        size, pos = decode_varint(buffer, pos)
+        pos += max(0, size)
+
+
+DefaultRecordBatch._read_msg = _read_any_record

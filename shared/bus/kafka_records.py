@@ -1,7 +1,6 @@
 """A Kafka record as a delivery, and a buried delivery as a letter. Pure.
 
 Anybody may write to a topic: no record, whatever it holds, raises here, and every letter is one that a producer takes.
-One thing is out of reach: a header *name* that is not UTF-8 fails inside the client's `poll` (docs/servers.md).
 """
 
 from __future__ import annotations

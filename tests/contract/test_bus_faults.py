@@ -42,7 +42,14 @@ def test_poison_between_good_messages_changes_neither_their_order_nor_their_numb
     go(scenario)
 
 
-HEADERS = {"a header without a value": None, "name": b"\xff", "schema": b"x/9"}
+class Name(str):
+    """Of a header, as other programs may write it: not UTF-8."""
+
+    def encode(self, *_: object) -> bytes:
+        return b"na\xff\xc3me"
+
+
+HEADERS = {"a header without a value": None, Name("odd"): b"", "name": b"\xff", "schema": b"x/9"}
 
 
 @pytest.mark.parametrize(
