@@ -16,8 +16,8 @@ from kafka.errors import KafkaError
 from benchmarks.buses import kill, message, topic, unread
 from shared.bus import Bus, BusUnavailable, connect
 from shared.bus.assignment import partition_of
+from shared.bus.kafka_clients import FETCH_MS
 from shared.bus.kafka_cluster import Cluster
-from shared.bus.kafka_consumer import FETCH_MS
 from shared.bus.kafka_reader import COMMIT_EVERY_S, POLL_MS
 from shared.contracts import codec
 from shared.contracts.topics import Topic

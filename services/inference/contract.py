@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Contract(ABC):
         self.idle.set()
         self.directory: Path | None = None  # the checkpoint that the served weights began from
         self._facts = facts
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="chat")
         self._template: tuple[Path, asyncio.Task[template.ChatTemplate]] | None = None
         self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors, *more])
         handlers = {
@@ -134,8 +136,9 @@ class Contract(ABC):
         self._ready()
         asked = request.read(await http.read())
         directory, speaks = await self._chat_template()
-        # Apart from the other requests: a long conversation takes a while to be written in tokens, and to be read.
-        talk = await asyncio.to_thread(Talk, asked, speaks, context=int(self._info()["context_length"]))
+        # Apart from the other requests, and from who follows the weights: long conversations take a while to be read.
+        loop, context = asyncio.get_running_loop(), int(self._info()["context_length"])
+        talk = await loop.run_in_executor(self._readers, lambda: Talk(asked, speaks, context=context))
         if directory != self.directory:
             raise Unavailable("another checkpoint is served now")
 
@@ -159,7 +162,7 @@ class Contract(ABC):
         if talk.streams:
             return await streamed(http, tell)
         answer = await self._sample(http, talk.generate, talk.sampling, hear if talk.generate.stream else None)
-        return _json(await asyncio.to_thread(talk.completion, answer))
+        return _json(await loop.run_in_executor(self._readers, talk.completion, answer))
 
     async def _chat_template(self) -> tuple[Path, template.ChatTemplate]:
         """Of the checkpoint that is served, read once; one that cannot be read is tried again, it may have been repaired."""

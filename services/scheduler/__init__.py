@@ -4,7 +4,7 @@ Owns: the ledger (its only writer), the capacity gate, the choice of problems, r
 Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scored, groups.quarantined, steps.committed,
     policies.published, policies.applied, runs.control, alerts (those that pause a run). Evaluations (key.purpose ==
     evaluate) are not its business.
-Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (pause, stop, finished), alerts.
+Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (the state that a run is in), alerts.
 
 Invariants:
 - One transaction per batch of messages: what they changed, the events that say so, and the messages that follow from

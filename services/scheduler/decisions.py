@@ -275,7 +275,7 @@ def _spend(ws: WorkingSet, now: float) -> None:
         why = why or "every problem was practised"
     if why:
         ws.enter(RunState.stopping, now, why)
-        ws.say_state()
+        ws.say_state(now)
         _give_up_open(ws, now)
 
 
@@ -302,4 +302,4 @@ def _finish(ws: WorkingSet, now: float, limits: Limits) -> None:
         step_times=step_seconds(ws.commits),
     ):
         ws.enter(RunState.finished, now, ws.head.reason)
-        ws.say_state()
+        ws.say_state(now)

@@ -183,6 +183,8 @@ class Desk:
 
     def _apply(self, received: Received, now: float, gone: dict[str, dict[str, int]]) -> None:
         message = received.message
+        if isinstance(message, m.RunControl) and message.number:
+            return  # our own word: what it says was entered when it was said
         ws = self._open(message.run, now, begin=isinstance(message, _FIRST_WORDS))
         if ws is None:
             if isinstance(message, m.AttemptHeartbeat | m.Alert):

@@ -286,17 +286,19 @@ def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
         return
     reason = f"alert {message.name}: {message.what}"[:2000]
     ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER)
-    ws.say_state(drain=False)
+    ws.say_state(now, drain=False)
 
 
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
     head = ws.head
-    if message.number or message.by == m.BY_SCHEDULER:
-        return  # our own word: what it says was entered when it was said
+    if message.by == m.BY_SCHEDULER:  # of a release that did not number its words: it may be old, and readers obey it
+        return _answer(ws, now)
     match message.action:
+        case "start" if head.state is not RunState.announced:
+            _answer(ws, now)
         case "start":
-            if head.state is RunState.announced and _configure(ws, message, now, read_config):
-                _enter(ws, RunState.running, now, message)
+            if _configure(ws, message, now, read_config):
+                ws.enter(RunState.running, now, message.reason[:2000], by=message.by[:200])
         case "reconfigure":
             _configure(ws, message, now, read_config)
         case "pause":
@@ -318,17 +320,20 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
                 now, "run.rollback", str(message.serial), head.last_event, reason=message.reason[:2000], by=message.by
             )
         case "finished":
-            pass  # nobody's word but ours; a scheduler that did not sign has said it
+            _answer(ws, now)  # nobody's word but ours
 
 
 def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:
-    """Says what became of it, too: an old word of ours, said once more after this one, is then known to be old; and who took
-    a word that changes nothing for one that does hears better. (Of a pause in a pause nothing is said: it may drain or not.)"""
-    moves = state in RUN_MOVES[ws.head.state]
-    if moves:
+    if state in RUN_MOVES[ws.head.state]:
         ws.enter(state, now, message.reason[:2000], by=message.by[:200])
-    if message.action != "start" and (moves or ws.head.state not in (RunState.announced, RunState.paused)):
-        ws.say_state(drain=message.drain, by=message.by[:200])
+    _answer(ws, now, drain=message.drain, by=message.by[:200])
+
+
+def _answer(ws: WorkingSet, now: float, *, drain: bool = True, by: str = m.BY_SCHEDULER) -> None:
+    """Says what became of a word: an old one of ours, said once more after this, is then known to be old, and who took a word
+    that changes nothing for one that does hears better."""
+    if ws.head.state is not RunState.announced:
+        ws.say_state(now, drain=drain, by=by)
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
@@ -349,7 +354,7 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
         ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
         if ws.config is None:
             ws.enter(RunState.finished, now, "; ".join(objections))
-            ws.say_state()
+            ws.say_state(now)
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
     ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)

@@ -23,6 +23,9 @@ def load(connection: Connection, run: str, now: float) -> WorkingSet | None:
     head = Head(**{f.name: getattr(found[0], f.name) for f in fields(Head)})
     head.state = RunState(head.state)
     ws = WorkingSet(head)
+    events = TABLES["events"].c
+    of_the_run = (events.run_id == ws.id) & (events.subject == "")  # its states: few, and found by an index
+    ws.spoken = int(1000 * (connection.execute(select(func.max(events.at)).where(of_the_run)).scalar() or 0.0))
     _load_trainer(connection, ws)
     _load_problems(connection, ws)
     _load_groups(connection, ws)

@@ -52,6 +52,7 @@ class WorkingSet:
         self.lineage = Lineage()
         self.policies: dict[int, tuple[int, int, float]] = {}  # serial -> (incarnation, step, published at)
         self.replicas: dict[str, ReplicaState] = {}
+        self.spoken = 0  # number of our last word on runs.control, as far as the ledger says
         self.last_work_at = 0.0  # when there was something to do; in memory only
         self.reconciled_at = 0.0  # in memory only
         self.scored_at = 0.0  # when the last verdict came; in memory only
@@ -157,15 +158,17 @@ class WorkingSet:
         self.head.last_message += 1
         self.changes.outbox.append(Message(self.head.last_message, topic, key, message))
 
-    def say_state(self, *, drain: bool = True, by: str = BY_SCHEDULER) -> None:
-        """Which state the run is in, as the word that leads there. `by`: whose word it was."""
+    def say_state(self, now: float, *, drain: bool = True, by: str = BY_SCHEDULER) -> None:
+        """Which state the run is in, as the word that leads there. `by`: whose word it was. Its number is the time in
+        milliseconds, or more: it grows also where the ledger is an older one that was restored beside a newer bus."""
+        self.spoken = max(int(now * 1000), self.spoken + 1)
         word = RunControl(
             run=self.id,
             action=WORDS[self.head.state],
             reason=self.head.reason,
             drain=drain,
             by=by,
-            number=self.head.last_message + 1,
+            number=self.spoken,
         )
         self.say(RUNS_CONTROL, self.id, word)
 

@@ -8,6 +8,7 @@ runs/<run>/checkpoints/<n>-<step>/manifest.json       written last
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.weights import Tensors
 
 FORMAT = "etude-step-1"
+PLACE = re.compile(r"(\d+)-(\d+)/")  # incarnation, step
 KEEP = 2  # the newest, and one to fall back to if it is damaged
 
 log = structlog.get_logger()
@@ -161,8 +163,8 @@ def _places(objects: Objects, run: str) -> dict[tuple[int, int], list[str]]:
     root = f"runs/{run}/checkpoints/"
     places: dict[tuple[int, int], list[str]] = {}
     for key in objects.list(root):
-        incarnation, step = key.removeprefix(root).partition("/")[0].split("-")
-        places.setdefault((int(incarnation), int(step)), []).append(key)
+        if match := PLACE.match(key.removeprefix(root)):  # whatever else somebody put there is not ours
+            places.setdefault((int(match[1]), int(match[2])), []).append(key)
     return places
 
 

@@ -71,8 +71,8 @@ class Bus(Protocol):
         """Messages not yet acknowledged by the group, per topic name."""
 
     async def ping(self) -> None:
-        """Returns when the log has answered: a message could be published now. Raises BusUnavailable, within seconds where
-        the log is away."""
+        """Returns when the log has answered: its file could be written, or a broker is there, which says nothing of a single
+        topic. Raises BusUnavailable, within seconds where the log is away."""
 
     async def close(self) -> None:
         """Writes what was published and settled, leaves every group; iterators end."""

@@ -33,6 +33,7 @@ from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
+from shared.bus.kafka_clients import connected
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
@@ -111,7 +112,7 @@ class KafkaBus:
         if self._closed:
             return
         self._closed = True
-        await self._probe.close()
+        self._probe.close()
         for reader in self._readers:
             reader.stop()
         for reader in self._readers:
@@ -194,7 +195,8 @@ class KafkaBus:
             self._producer = None
         if self._producer is None:
             self._producer_failed = False
-            self._producer = KafkaProducer(
+            self._producer = connected(
+                KafkaProducer,
                 **self._options(),
                 acks="all",
                 enable_idempotence=True,
@@ -209,7 +211,7 @@ class KafkaBus:
 
     def _open_admin(self) -> KafkaAdminClient:
         if self._admin is None:
-            self._admin = KafkaAdminClient(**self._options())
+            self._admin = connected(KafkaAdminClient, **self._options())
         return self._admin
 
     def _ensure(self, topics: Sequence[Topic]) -> None:
@@ -235,7 +237,7 @@ class KafkaBus:
         partitions = [TopicPartition(name, p) for name, topic in names.items() for p in range(topic.partitions)]
         group = self.cluster.physical(group)
         committed = self._open_admin().list_group_offsets({group: partitions})[group]
-        consumer = KafkaConsumer(**self._options(), group_id=None, allow_auto_create_topics=False)
+        consumer = connected(KafkaConsumer, **self._options(), group_id=None, allow_auto_create_topics=False)
         try:
             first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
         finally:

@@ -17,6 +17,7 @@ from kafka.errors import (
 )
 
 from shared.bus import BusUnavailable
+from shared.bus.kafka_clients import connected
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import Topic
 
@@ -89,7 +90,8 @@ def administration(cluster: Cluster) -> Iterator[KafkaAdminClient]:
     logger.addHandler(overheard)
     admin = None
     try:
-        admin = KafkaAdminClient(**{**cluster.options(), "request_timeout_ms": REQUEST_MS}, client_id="etude-admin")
+        options = {**cluster.options(), "request_timeout_ms": REQUEST_MS, "client_id": "etude-admin"}
+        admin = connected(KafkaAdminClient, **options)
         yield admin
     except KafkaError as error:
         if overheard.login_refused:

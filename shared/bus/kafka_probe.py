@@ -10,9 +10,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
 from shared.bus import BusUnavailable
+from shared.bus.kafka_clients import connected
 from shared.bus.kafka_cluster import Cluster
 
 ANSWER_WITHIN_MS = 3_000
@@ -29,8 +29,9 @@ class Probe:
         """Raises BusUnavailable."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._ask)
 
-    async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._drop)
+    def close(self) -> None:
+        """Does not wait: a question to a broker that hangs takes its time."""
+        self._executor.submit(self._drop)
         self._executor.shutdown(wait=False)
 
     # In the thread.
@@ -39,9 +40,11 @@ class Probe:
         try:
             if self._admin is None:
                 limits = {"bootstrap_timeout_ms": ANSWER_WITHIN_MS, "request_timeout_ms": ANSWER_WITHIN_MS}
-                self._admin = KafkaAdminClient(**{**self._cluster.options(), **limits, "client_id": self._client})
+                self._admin = connected(
+                    KafkaAdminClient, **{**self._cluster.options(), **limits, "client_id": self._client}
+                )
             self._admin.describe_cluster()
-        except (KafkaError, OSError) as error:
+        except Exception as error:  # kafka-python's loop tells its own death by whatever ended it
             self._drop()  # the next question is asked anew: nothing of an old connection's troubles lives on
             raise BusUnavailable(f"{self._cluster}: {type(error).__name__}: {error}") from None
 

@@ -38,8 +38,8 @@ from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
+from shared.bus.kafka_clients import FETCH_MS, Consumer
 from shared.bus.kafka_cluster import Cluster
-from shared.bus.kafka_consumer import FETCH_MS, Consumer
 from shared.bus.kafka_records import REASON_BYTES, received
 from shared.bus.tracking import read_ranges
 from shared.contracts.topics import Topic
@@ -167,7 +167,7 @@ class Reader(AsyncConsumerRebalanceListener):
     def _read(self) -> None:
         """Until the inbox is closed or the consumer breaks."""
         self._bus.ensure(list(self._topics.values()))
-        consumer = Consumer(self._cluster, self._name, self.group, self._topics)
+        consumer = Consumer.open(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
         try:
             if self.group is None:

@@ -43,12 +43,18 @@ async def watched(bus: Bus, health: Health) -> AsyncIterator[None]:
 
 
 async def _watch(bus: Bus, health: Health) -> None:
+    health.wait_on(AN_ANSWER)
+    silent = False
     while True:
         try:
             async with asyncio.timeout(WITHIN_S):
                 await bus.ping()
             health.clear(AN_ANSWER)
-        except (BusUnavailable, TimeoutError) as error:
-            if health.wait_on(AN_ANSWER):
-                log.warning("bus_silent", error=str(error) or f"no answer within {WITHIN_S:.0f} s")
+            silent = False
+        except Exception as error:  # whatever it is: a watch that ends would leave its last word standing
+            health.wait_on(AN_ANSWER)
+            if not silent:
+                known = isinstance(error, BusUnavailable | TimeoutError)
+                log.warning("bus_silent", error=str(error) or f"no answer within {WITHIN_S:.0f} s", exc_info=not known)
+            silent = True
         await asyncio.sleep(ASK_EVERY_S)

@@ -248,8 +248,8 @@ class RunControl(_Message, frozen=True, kw_only=True):
     which the trainer knows whether it has obeyed. Every service reads this topic from its beginning.
 
     pause: nothing more is asked for, and what runs is finished. A word that does not fit the run's state
-    (`shared.ledger.transitions.RUN_MOVES`) changes nothing; to each the scheduler answers with the state that the run is
-    in, in the same terms. Readers take words by `shared.contracts.words`."""
+    (`shared.ledger.transitions.RUN_MOVES`) changes nothing. To each that could have led to another state the scheduler
+    answers with the state that the run is in, in the same terms. Readers take words by `shared.contracts.words`."""
 
     action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure", "rollback"]
     config: Ref | None = None
@@ -258,7 +258,7 @@ class RunControl(_Message, frozen=True, kw_only=True):
     reason: str = ""
     drain: bool = True  # of a pause: the trainer trains what is complete; False: it stops after the step in hand
     by: str = ""  # whose word it is, for people: a person of the console, a service, a command; "": not said
-    number: Number = 0  # of the scheduler's words, growing with the run; 0: somebody else's
+    number: Number = 0  # of the scheduler's words, growing (`shared.contracts.words`); 0: somebody else's
 
 
 class Alert(_Message, frozen=True, kw_only=True):

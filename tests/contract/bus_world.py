@@ -77,7 +77,7 @@ class World:
 
     def impatient(self, client: str = "test") -> Bus:
         """A bus whose members are taken for dead soon, on the embedded adapter: what is true of seconds there is true of
-        minutes elsewhere. (Kafka's limits are set in `kafka_consumer`.)"""
+        minutes elsewhere. (Kafka's limits are set in `kafka_clients`.)"""
         bus = (
             SqliteBus(self.url.removeprefix("sqlite:"), client=client, lease_s=1.0)
             if self.embedded

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from shared.bus import BusUnavailable, dead_letters
+from shared.bus import BusUnavailable, dead_letters, kafka_reader
 from shared.bus import watched as watching
 from shared.bus.watched import opened
 from shared.contracts.codec import Raw
@@ -320,6 +320,25 @@ def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, t
                         await bus.ping()
             while not health.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+    go(scenario)
+
+
+def test_a_reader_that_had_nothing_to_do_hands_out_what_comes_at_once(world, go, monkeypatch):
+    """One that waited for its poll, or its fetch, to end would need ten times as long."""
+    monkeypatch.setattr(kafka_reader, "IDLE_AFTER_S", 0.0)
+    monkeypatch.setattr(kafka_reader, "IDLE_POLL_MS", 20_000)
+    monkeypatch.setattr(kafka_reader, "IDLE_FETCH_MS", 20_000)
+
+    async def scenario():
+        bus = world.open()
+        deliveries = bus.deliveries([world.topic], world.group, 4)
+        async with asyncio.timeout(60.0):
+            for i in range(10):
+                await bus.publish(world.topic, str(i), alert(i))
+                (delivery,) = await take(deliveries, 1)
+                assert delivery.message.what == str(i)
+                delivery.done()
 
     go(scenario)
 

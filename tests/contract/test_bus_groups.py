@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from shared.bus import connect, dead_letters, kafka_consumer, kafka_reader
+from shared.bus import connect, dead_letters, kafka_clients, kafka_reader
 from tests.contract.bus_world import alert, drained, freeze, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
@@ -259,9 +259,9 @@ def test_behind_what_an_earlier_owner_finished_the_log_is_empty(world, go):
 
 def test_a_long_handler_keeps_its_place_in_the_group(world, go, monkeypatch):
     """Ten minutes against a limit of five are eight seconds against one of six."""
-    monkeypatch.setattr(kafka_consumer, "SESSION_MS", 6_000)
-    monkeypatch.setattr(kafka_consumer, "HEARTBEAT_MS", 1_000)
-    monkeypatch.setattr(kafka_consumer, "LONGEST_POLL_MS", 6_000)
+    monkeypatch.setattr(kafka_clients, "SESSION_MS", 6_000)
+    monkeypatch.setattr(kafka_clients, "HEARTBEAT_MS", 1_000)
+    monkeypatch.setattr(kafka_clients, "LONGEST_POLL_MS", 6_000)
 
     async def scenario():
         bus = world.impatient()

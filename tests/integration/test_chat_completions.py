@@ -89,7 +89,7 @@ def test_a_conversation_is_what_generate_samples_from_its_ids_and_a_stream_says_
         asked = body(seed=5, logprobs=True, temperature=0.8)
         status, whole = await ask(url, CHAT, asked)
         assert status == 200, whole
-        prompt = speaks.prompt([USER], None, {})
+        prompt = speaks.prompt([USER], None, {}, context=1024)
         sampling = {"temperature": 0.8, "sampling_seed": 5, "stop_token_ids": list(speaks.stop_tokens)}
         _, plain = await ask(url, "/generate", body_of(prompt, 24, sampling=sampling))
         (choice,) = whole["choices"]
@@ -166,6 +166,24 @@ def test_a_client_that_goes_away_frees_its_row_and_an_aborted_answer_is_none(tmp
         status, answer = await aborted
         assert (status, answer["error"]["type"]) == (503, "Unavailable")
         assert "aborted" in answer["error"]["message"]
+
+    embedded(tmp_path, test)
+
+
+def test_a_stream_that_is_aborted_says_so_instead_of_ending_as_an_answer(tmp_path):
+    async def test(p: Platform, replica: Inference) -> None:
+        url = replica.health.url
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url + CHAT, json=body(max_tokens=900, stream=True)) as response,
+        ):
+            await response.content.readline()
+            assert (await ask(url, "/pause_generation", {"mode": "abort"}))[0] == 200
+            *_, error, done = (await response.text()).rstrip("\n").split("\n\n")
+        assert "aborted" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert done == "data: [DONE]"
+        assert (await ask(url, "/continue_generation", {}))[0] == 200
+        assert (await ask(url, CHAT, body()))[0] == 200
 
     embedded(tmp_path, test)
 

@@ -11,16 +11,14 @@ from services.inference.chat.calls import Call, content_of, parse, settled
 from services.inference.chat.reader import REPLACEMENT, Reader
 from services.inference.chat.request import ChatRequest, schemas, turns
 from services.inference.chat.template import ChatTemplate
-from services.inference.wire import BadRequest, GenerateRequest, SamplingParams, Unavailable
+from services.inference.wire import GenerateRequest, SamplingParams, Unavailable
 
 
 class Talk:
     """`generate`, `sampling`: what is to be sampled. Raises BadRequest. `context`: positions that a session has."""
 
     def __init__(self, asked: ChatRequest, template: ChatTemplate, *, context: int) -> None:
-        prompt = template.prompt(turns(asked), schemas(asked), asked.chat_template_kwargs or {})
-        if not 0 < len(prompt) <= context:
-            raise BadRequest(f"messages: with the tools they are {len(prompt)} tokens; allowed: 1..{context}")
+        prompt = template.prompt(turns(asked), schemas(asked), asked.chat_template_kwargs or {}, context=context)
         self._asked, self._tokenizer = asked, template.tokenizer
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._reader = Reader(template.tokenizer, template.hidden, asked.stops)

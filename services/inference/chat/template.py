@@ -38,13 +38,14 @@ class ChatTemplate:
             if token.special
             and token.content not in (OPEN, CLOSE)  # a call's tags are text, whatever they are marked as
         }
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
         self.stop_tokens = frozenset(ends)
         self.hidden = frozenset(special | ends)
 
     def prompt(
-        self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, more: Mapping[str, Any]
+        self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, more: Mapping[str, Any], *, context: int
     ) -> list[int]:
-        """The ids that an answer to the messages goes on from. Raises BadRequest."""
+        """The ids that an answer to the messages goes on from, at most `context` of them. Raises BadRequest."""
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         given = {**self._names, **more, "messages": turns, "tools": tools, "documents": None}
         try:
@@ -52,7 +53,14 @@ class ChatTemplate:
         except Exception as error:  # it may raise whatever it likes at what it was not written for
             said = str(error) or type(error).__name__
             raise BadRequest(f"messages: the checkpoint's chat template refuses them: {said[:500]}") from None
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        if (
+            len(text) > context * self._longest
+        ):  # known without the time and the memory that it would take to count them
+            raise BadRequest(f"messages: with the tools they are {len(text)} characters; allowed: {context} tokens")
+        ids = list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        if not 0 < len(ids) <= context:
+            raise BadRequest(f"messages: with the tools they are {len(ids)} tokens; allowed: 1..{context}")
+        return ids
 
 
 def load(directory: Path) -> ChatTemplate:

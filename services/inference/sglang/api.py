@@ -107,7 +107,7 @@ class Api(Contract):
                 if last:
                     mine = read(event)
                 elif not enough and (enough := await so_far(tokens)):
-                    await self._client.abort(sent_rid(rid))
+                    await self._forget(rid)
         if mine is None:
             raise BadAnswer(f"/generate of {rid}: the stream ended before the answer")
         return mine

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-import shared.bus.kafka_consumer  # noqa: F401  (it sees to the names)
+import shared.bus.kafka_clients  # noqa: F401  (it sees to the names)
 
 
 class Name(str):

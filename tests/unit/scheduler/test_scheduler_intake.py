@@ -303,7 +303,8 @@ def test_every_word_is_answered_with_the_state_that_the_run_is_in_and_a_growing_
     numbers: list[int] = []
     assert answer("resume") == [("resume", "alice", True)]  # it runs already
     assert answer("pause", drain=False) == [("pause", "alice", False)]
-    assert answer("pause") == []
+    assert answer("pause") == [("pause", "alice", True)]
+    assert answer("start", config=REF) == [("pause", "scheduler", True)]  # it has begun
     assert answer("stop") == [
         ("stop", "alice", True),
         ("finished", "scheduler", True),

@@ -28,6 +28,14 @@ def test_runs_are_counted_apart() -> None:
     assert words.count(RunControl(run="other", action="finished", number=3))
 
 
+def test_a_number_of_the_future_silences_nobody() -> None:
+    words = Words(clock=lambda: 1_000.0)
+    assert words.count(said("finished", 1_000_000))
+    assert words.count(said("pause", 1 << 50))
+    assert words.count(said("resume", 1_000_001))
+    assert not words.count(said("finished", 1_000_000))
+
+
 @given(st.data())
 def test_whoever_hears_everything_again_ends_with_the_schedulers_last_word(data: st.DataObject) -> None:
     """Each word of a person is answered; old answers come again anywhere after themselves; a reader may begin anew."""

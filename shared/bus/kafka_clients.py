@@ -1,13 +1,14 @@
-"""kafka-python's consumer with our settings, and the few things of it that have no public name: nothing else touches its
-insides, so that another version of it is held against this file."""
+"""kafka-python's clients: opened without leaks, the consumer with our settings, and the few things that have no public name.
+Nothing else touches its insides, so that another version of it is held against this file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.net.compat import KafkaNetClient
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
@@ -23,11 +24,32 @@ LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so lo
 METADATA_MS = 15_000  # a leader that assigned too little for want of metadata mends it after so long
 NOTES_WITHIN_MS = 30_000  # as long as kafka-python gives every request
 
+Client = TypeVar("Client")
+
+
+def connected(kind: Callable[..., Client], **options: Any) -> Client:
+    """A client of kafka-python. Its constructors start a thread, then wait for a broker; where none comes they raise, and leave
+    thread and sockets behind. Here these end, however often it is tried."""
+    begun: list[KafkaNetClient] = []
+
+    def net(**config: Any) -> KafkaNetClient:
+        begun.append(KafkaNetClient(**config))
+        return begun[-1]
+
+    try:
+        return kind(kafka_client=net, **options)
+    except BaseException:
+        for one in begun:
+            one.close()
+        raise
+
 
 class Consumer(KafkaConsumer):
-    def __init__(self, cluster: Cluster, client: str, group: str | None, topics: Collection[str]) -> None:
+    @classmethod
+    def open(cls, cluster: Cluster, client: str, group: str | None, topics: Collection[str]) -> Consumer:
         """`topics`: physical names; they, or their partitions, are still to be subscribed."""
-        super().__init__(
+        return connected(
+            cls,
             **cluster.options(),
             client_id=client,
             group_id=None if group is None else cluster.physical(group),
