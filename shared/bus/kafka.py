@@ -33,7 +33,7 @@ from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
-from shared.bus.kafka_clients import connected
+from shared.bus.kafka_clients import connected, end
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
@@ -191,8 +191,8 @@ class KafkaBus:
     def _open_producer(self) -> KafkaProducer:
         if self._producer and self._producer_failed:
             # An idempotent producer that lost a batch may refuse all that follows. Its callers know what was not sent.
-            self._producer.close(timeout=CLOSE_WITHIN_S)
-            self._producer = None
+            failed, self._producer = self._producer, None
+            end(failed, CLOSE_WITHIN_S)
         if self._producer is None:
             self._producer_failed = False
             self._producer = connected(
@@ -255,9 +255,9 @@ class KafkaBus:
             admin.close()
 
     def _close(self) -> None:
-        for client in (self._producer, self._admin):
-            if client is not None:
-                client.close()
+        if self._producer is not None:
+            end(self._producer, PUBLISH_WITHIN_MS / 1000)
+        self._drop_admin()
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         self._refuse_if_closed()

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
@@ -42,6 +43,16 @@ def connected(kind: Callable[..., Client], **options: Any) -> Client:
         for one in begun:
             one.close()
         raise
+
+
+def end(producer: KafkaProducer, within_s: float) -> None:
+    """Sends what it still can. `close` first waits for every batch, and where one does not end in time it raises and closes
+    nothing; there are batches that never end (of a broker that hung, and went on). Such a producer is stopped the hard way."""
+    try:
+        producer.close(timeout=within_s)
+    except KafkaError:
+        producer._sender.force_close()
+        producer._closed = True
 
 
 class Consumer(KafkaConsumer):
