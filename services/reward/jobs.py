@@ -55,6 +55,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def celery_app(url: str) -> Celery:
     """The broker alone: no results, no events, no remote control (each would be another queue to poll)."""
+    if url.startswith("redis"):
+        from services.reward import redis_queue  # noqa: F401  (what it names replaces the original)
+
     app = Celery("etude.grading", broker=embedded_queue.broker_url(url), set_as_current=False)
     app.conf.update(
         task_default_queue=QUEUE,
