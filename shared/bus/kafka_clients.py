@@ -16,9 +16,7 @@ from kafka.structs import OffsetAndMetadata
 
 from shared.bus.kafka_cluster import Cluster
 
-FETCH_MS = (
-    50  # a fetch that finds nothing is held so long by the broker; a commit on the same connection waits behind it
-)
+FETCH_MS = 50  # the broker holds a fetch that finds nothing so long, and a commit on the same connection behind it
 JOIN_MS = 1_000  # between looks, while a join waits for the other members: whether this one is to end
 SESSION_MS, HEARTBEAT_MS = 10_000, 3_000  # a dead member's partitions move after the session
 LONGEST_POLL_MS = 300_000  # between two polls: a thread that is stuck for so long has left its group
