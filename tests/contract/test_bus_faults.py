@@ -342,7 +342,7 @@ def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, t
                     await asyncio.sleep(0.05)
                 with pytest.raises(BusUnavailable):
                     async with asyncio.timeout(
-                        20.0
+                        40.0
                     ):  # the embedded bus waits 10 s for a lock, and may have begun before
                         await bus.ping()
             while not health.ready:  # noqa: ASYNC110
