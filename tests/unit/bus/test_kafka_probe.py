@@ -8,17 +8,24 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from shared.bus import BusUnavailable, connect, kafka_probe
 
 
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """pytest keeps what was logged, sockets with it."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("silence")
 def test_questions_without_an_answer_leave_no_threads_and_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_probe, "ANSWER_WITHIN_MS", 200)
-    monkeypatch.setattr(
-        logging.root.manager, "disable", logging.CRITICAL
-    )  # pytest keeps what was logged, sockets with it
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         url = f"kafka://127.0.0.1:{taken.getsockname()[1]}"
