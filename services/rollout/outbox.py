@@ -62,11 +62,11 @@ class Outbox:
                 return
             except Exception as error:
                 log.warning("bus_unavailable", error=f"{type(error).__name__}: {error}", messages=len(batch))
-                self._health.wait_on("bus")
+                self._health.wait_on("the bus")
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(LAST_DELAY_S, delay * 2)
                 continue
-            self._health.clear("bus")
+            self._health.clear("the bus")
             for _, future in batch:
                 _settle(future)
             return

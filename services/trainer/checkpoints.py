@@ -8,7 +8,6 @@ runs/<run>/checkpoints/<n>-<step>/manifest.json       written last
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,14 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.trainer.lineage import Fork
-from shared.contracts.ids import checkpoint_prefix
+from shared.contracts.ids import checkpoint_prefix, parse_checkpoint
 from shared.contracts.messages import StepCommitted
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.weights import Tensors
 
 FORMAT = "etude-step-1"
-PLACE = re.compile(r"(\d+)-(\d+)/")  # incarnation, step
 KEEP = 2  # the newest, and one to fall back to if it is damaged
 
 log = structlog.get_logger()
@@ -160,11 +158,10 @@ def found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
 
 def _places(objects: Objects, run: str) -> dict[tuple[int, int], list[str]]:
     """(incarnation, step) -> the keys there, whole or not. One listing."""
-    root = f"runs/{run}/checkpoints/"
     places: dict[tuple[int, int], list[str]] = {}
-    for key in objects.list(root):
-        if match := PLACE.match(key.removeprefix(root)):  # whatever else somebody put there is not ours
-            places.setdefault((int(match[1]), int(match[2])), []).append(key)
+    for key in objects.list(f"runs/{run}/checkpoints/"):
+        if there := parse_checkpoint(key):  # whatever else somebody put there is not ours
+            places.setdefault((there.incarnation, there.step), []).append(key)
     return places
 
 

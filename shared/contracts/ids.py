@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import xxhash
+
+_ATTEMPT = re.compile(r"runs/([^/]+)/attempts/([^/]+)/(\d+)/(.+)")
+_POLICY = re.compile(r"runs/([^/]+)/policies/(\d+)/(.+)")
+_CHECKPOINT = re.compile(r"runs/([^/]+)/checkpoints/(\d+)-(\d+)/(.+)")
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -29,11 +35,49 @@ def attempt_prefix(run: str, attempt: str, epoch: int) -> str:
     return f"runs/{run}/attempts/{attempt}/{epoch}"
 
 
+class AttemptKey(NamedTuple):
+    run: str
+    attempt: str
+    epoch: int
+    name: str
+
+
+def parse_attempt(key: str) -> AttemptKey | None:
+    """What a key below an `attempt_prefix` says; None: it lies elsewhere."""
+    match = _ATTEMPT.fullmatch(key)
+    return AttemptKey(match[1], match[2], int(match[3]), match[4]) if match else None
+
+
 def policy_prefix(run: str, serial: int) -> str:
     """Object-store prefix of a published policy version."""
     return f"runs/{run}/policies/{serial:08d}"
 
 
+class PolicyKey(NamedTuple):
+    run: str
+    serial: int
+    name: str
+
+
+def parse_policy(key: str) -> PolicyKey | None:
+    """What a key below a `policy_prefix` says; None: it lies elsewhere."""
+    match = _POLICY.fullmatch(key)
+    return PolicyKey(match[1], int(match[2]), match[3]) if match else None
+
+
 def checkpoint_prefix(run: str, incarnation: int, step: int) -> str:
     """Object-store prefix of a step checkpoint (weights, optimiser, the group ids it contains)."""
     return f"runs/{run}/checkpoints/{incarnation:04d}-{step:08d}"
+
+
+class CheckpointKey(NamedTuple):
+    run: str
+    incarnation: int
+    step: int
+    name: str
+
+
+def parse_checkpoint(key: str) -> CheckpointKey | None:
+    """What a key below a `checkpoint_prefix` says; None: it lies elsewhere."""
+    match = _CHECKPOINT.fullmatch(key)
+    return CheckpointKey(match[1], int(match[2]), int(match[3]), match[4]) if match else None

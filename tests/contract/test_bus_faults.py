@@ -341,9 +341,8 @@ def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, t
                 while health.ready:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 with pytest.raises(BusUnavailable):
-                    async with asyncio.timeout(
-                        40.0
-                    ):  # the embedded bus waits 10 s for a lock, and may have begun before
+                    # The embedded bus waits 10 s for a lock, and may have begun before.
+                    async with asyncio.timeout(40.0):
                         await bus.ping()
             while not health.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

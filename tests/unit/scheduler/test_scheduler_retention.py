@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, update
 
+from services.scheduler.garbage import needed, routing, versions
 from services.scheduler.lineage import Fork, Lineage
-from services.scheduler.sweep import needed, routing, sweep, untrainable, versions
+from services.scheduler.sweep import sweep, untrainable
 from shared import objects as stores
 from shared import weights
 from shared.contracts.ids import checkpoint_prefix, policy_prefix

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, insert
 
-from services.scheduler.sweep import Known, garbage, sweep
+from services.scheduler.garbage import Known, left_behind
+from services.scheduler.sweep import sweep
 from shared import objects as stores
 from shared.contracts.run import Ref
 from shared.ledger.models import Attempt, Group, Run
@@ -22,7 +23,7 @@ ATTEMPTS = {
 
 
 def gone(*keys: str) -> list[str]:
-    return [one.key for one in garbage("r", keys, ATTEMPTS)]
+    return [one.key for one in left_behind("r", keys, ATTEMPTS)]
 
 
 def test_epochs_that_were_given_up_may_go_and_the_one_that_counts_stays() -> None:
