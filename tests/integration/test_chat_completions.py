@@ -188,6 +188,21 @@ def test_a_stream_that_is_aborted_says_so_instead_of_ending_as_an_answer(tmp_pat
     embedded(tmp_path, test)
 
 
+def test_a_client_that_leaves_in_mid_stream_frees_its_place(tmp_path):
+    async def test(p: Platform, replica: Inference) -> None:
+        url, engine = replica.health.url, replica.server.engine
+        assert engine is not None
+        async with aiohttp.ClientSession() as session:
+            response = await session.post(url + CHAT, json=body(max_tokens=50000, stream=True))
+            await response.content.readuntil(b"\n\n")
+            assert engine.running == 1
+            response.close()
+            await until(lambda: engine.running == 0)
+            await until(replica.server.idle.is_set)
+
+    embedded(tmp_path, test, context=60000)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
