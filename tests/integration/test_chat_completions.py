@@ -137,7 +137,7 @@ def test_a_paused_replica_answers_once_it_goes_on_and_too_many_are_told_to_come_
         url, engine = replica.health.url, replica.server.engine
         assert (await ask(url, "/pause_generation", {"mode": "in_place"}))[0] == 200
         waits = asyncio.create_task(ask(url, CHAT, body()))
-        await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 1)
+        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         async with aiohttp.ClientSession() as session, session.post(url + CHAT, json=body(stream=True)) as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             assert "limit is 1" in (await refused.json())["error"]["message"]
@@ -156,12 +156,12 @@ def test_a_client_that_goes_away_frees_its_row_and_an_aborted_answer_is_none(tmp
         endless = body(temperature=100, max_tokens=50_000)  # ends by chance alone, or with the context
         await ask(url, "/pause_generation", {"mode": "in_place"})
         leaving = asyncio.create_task(ask(url, CHAT, endless))
-        await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 1)
+        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         leaving.cancel()
-        await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 0)
+        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 0)
         await until(replica.server.idle.is_set)
         aborted = asyncio.create_task(ask(url, CHAT, endless))
-        await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 1)
+        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         await ask(url, "/abort_request", {"abort_all": True})
         status, answer = await aborted
         assert (status, answer["error"]["type"]) == (503, "Unavailable")

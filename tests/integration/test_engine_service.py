@@ -144,12 +144,12 @@ def test_a_swap_in_mid_generation_shows_in_the_version_spans_and_keeps_the_sessi
             assert engine is not None
             engine.pause(abort=False).result()
             generating = asyncio.create_task(ask(replica.health.url, "/generate", body_of(list(range(8)), 56)))
-            await until(lambda: engine.call(lambda: len(engine._waiting)).result() == 1)
+            await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
 
             loop, half = asyncio.get_running_loop(), asyncio.Event()
 
             def watch() -> None:  # stops the engine by itself in the middle of the generation
-                request = engine._waiting[0]
+                request = engine.batch.waiting[0]
 
                 def progress(_token: int, _logprob: float) -> None:
                     if engine.cache.length[request.row] == 30:

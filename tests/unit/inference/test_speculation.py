@@ -142,14 +142,14 @@ def test_what_is_proposed_is_what_the_models_mtp_layer_says(config, engine_of):
     model = build(config)
     engine = engine_of(model, draft_tokens=2, gated=False, prefill_tokens=64)
     seen = []
-    propose = engine._drafter.propose
+    propose = engine.batch.drafter.propose
 
     def watched(hidden, computed, wanted, *rest):
         drafts = propose(hidden, computed, wanted, *rest)
         seen.extend((computed[i].start + computed[i].n, draft) for i, draft in zip(wanted, drafts, strict=True))
         return drafts
 
-    engine._drafter.propose = watched
+    engine.batch.drafter.propose = watched
     asked = Asked(engine, np.random.default_rng(5).integers(0, 64, 37), 30)
     result = asked.result()
     whole = torch.from_numpy(np.concatenate([asked.tokens, result.tokens_C])).long()

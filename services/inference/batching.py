@@ -1,0 +1,332 @@
+"""What the engine computes: which requests have a row, what a step feeds of each, and what becomes of what it samples.
+
+Every step feeds one token of each decoding session (and its drafts) and up to `prefill_tokens` prompt tokens of sessions that
+wait for their first, as one token-flat batch; so a long prompt delays the others by one chunk at most.
+
+Invariants:
+- One thread. Between two steps the model may be another's (`use`): no step ever sees two versions, and every token knows
+  its own.
+- Log-probabilities and routing are those of `shared.model` on the same tokens (tested), whatever the batch around them.
+- Requests that share a prompt wait for the one that is computing it and copy its keys, values and routing.
+- Speculation (`draft_tokens` > 0, a model with an MTP layer) changes no distribution: a step then feeds a session its newest
+  token and its drafts, and keeps what the trunk accepts. `gated`: only where measured to pay. A seed gives the same tokens with
+  drafts and without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+import torch
+
+from services.inference import metrics
+from services.inference.attention import Chunk, StepAttention
+from services.inference.cache import SlotCache
+from services.inference.drafting import NO_ROWS, Computed, Drafter
+from services.inference.fused import FusedStep, supports
+from services.inference.request import Finish, Request, Result
+from services.inference.sampler import sample, uniform
+from services.inference.sessions import Decoding, Record, nothing
+from services.inference.speculation import Draft, Gate, verify
+from shared.model import Transformer
+
+SHARE_AT_LEAST = 16  # tokens: waiting for another request's prefix pays from here
+DRAFT_PROMPT = 64  # tokens of a prompt's end that the MTP layer gets to read: drafts need little, and prompts are long
+
+
+class Batch:
+    """`waiting`: requests without a row, in their order. `running`: how many have one."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        serial: int,
+        *,
+        rows: int,
+        positions: int,
+        prefill_tokens: int,
+        draft_tokens: int = 0,
+        gated: bool = True,
+    ) -> None:
+        self.draft_tokens = draft_tokens if model.config.num_mtp_layers else 0
+        self.prefill_tokens = prefill_tokens
+        self.cache = SlotCache(model.config, rows=rows, positions=positions, mtp=self.draft_tokens > 0)
+        self.steps = 0
+        self.waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._decoding = Decoding()
+        self._records: dict[Request, Record] = {}  # every request that has a row
+        self._gate = Gate() if gated else None
+        self._random = np.random.default_rng()
+        fused = self.compiled(model)
+        if fused is not None:
+            fused.warm()
+        self.use(model, serial, fused)
+        sample(torch.zeros(1, 2), np.ones(1), np.zeros(1))  # compiles it before anybody waits
+
+    def compiled(self, model: Transformer) -> FusedStep | None:
+        """What `use` wants beside the model. Takes a moment, and may be made beside the thread that steps."""
+        return FusedStep(model, self.cache) if supports(model) else None
+
+    def use(self, model: Transformer, serial: int, fused: FusedStep | None) -> None:
+        """From the next step on, `model` samples; running sessions keep their cache."""
+        self.model, self.serial, self._fused = model, serial, fused
+        self.drafter = Drafter(model, self.cache, fused, self.draft_tokens)
+
+    @property
+    def running(self) -> int:
+        return len(self._records)
+
+    def admit(self) -> None:
+        """Gives rows to requests in their order. One whose prompt is being computed by another waits for it, and lets those
+        behind it pass."""
+        passed: list[Request] = []
+        while self.waiting:
+            request = self.waiting.popleft()
+            if self._worth_waiting(request):
+                passed.append(request)
+                continue
+            taken = self.cache.take(request.tokens_P, request.extra_key)
+            if taken is None:
+                passed.append(request)
+                break
+            request.row, request.computed = taken
+            request.cached_tokens = request.computed
+            self._records[request] = Record()
+            self._prefilling.append(request)
+            metrics.PROMPT_TOKENS.inc(request.prompt_tokens)
+            metrics.CACHED_TOKENS.inc(request.computed)
+        self.waiting.extendleft(reversed(passed))
+
+    def _worth_waiting(self, request: Request) -> bool:
+        peers = [r for r in self._prefilling if r.extra_key == request.extra_key]
+        if not peers:
+            return False
+        lengths = np.array([r.prompt_tokens for r in peers], np.int64)
+        soon = self.cache.common_prefix([r.row for r in peers], lengths, request.tokens_P[:-1]).max()
+        return bool(soon >= SHARE_AT_LEAST) and int(soon) > self.cache.match(request.tokens_P, request.extra_key)[1]
+
+    def step(self) -> None:
+        """One forward for all that run; then a token for each that is past its prompt, or more where drafts are accepted."""
+        began, cache, decoding = time.perf_counter(), self.cache, self._decoding
+        drafts = [self._records[r].draft for r in decoding.requests] if self.draft_tokens else []
+        feeds_D = self._feeds(decoding, drafts)  # tokens of each session in this step
+        starts_D = cache.length[decoding.rows]
+        at_D = np.cumsum(feeds_D) - feeds_D
+        offset = decode = int(feeds_D.sum())
+        chunks, finishing = self._chunks()
+        own_N = np.repeat(starts_D - at_D, feeds_D) + np.arange(decode)
+        rows_N = np.concatenate([np.repeat(decoding.rows, feeds_D), *(np.full(c.n, c.row) for c in chunks)])
+        positions_N = np.concatenate([own_N, *(np.arange(c.start, c.start + c.n) for c in chunks)])
+        hidden, experts = self._forward(rows_N, positions_N, decoding, feeds_D, chunks)
+        cache.versions[rows_N, positions_N] = self.serial
+        cache.routing[rows_N, positions_N] = experts[:, : cache.routing.shape[2]]
+        cache.length[decoding.rows] += 1
+        wanted = list(range(decode))  # which of the N tokens sample
+        computed: list[Computed] = []
+        for chunk in chunks:
+            cache.length[chunk.row] = chunk.start + chunk.n
+            offset += chunk.n
+            if chunk.row in finishing:
+                wanted.append(offset - 1)
+                n = min(chunk.n, DRAFT_PROMPT)
+                computed.append(Computed(chunk.row, chunk.start + chunk.n - n, n, offset - n))
+        self.steps += 1
+        metrics.STEPS.inc()
+        sampled: list[int] = []
+        if wanted:
+            joining = [finishing[c.row] for c in chunks if c.row in finishing]
+            sampled = self._sample(hidden if len(wanted) == len(rows_N) else hidden[wanted], joining, drafts)
+        if self.draft_tokens:
+            rows, starts, at = decoding.rows.tolist(), starts_D.tolist(), at_D.tolist()
+            computed += [Computed(*each) for each in zip(rows, starts, sampled[: len(rows)], at, strict=True)]
+            proposed = self._propose(hidden, computed)
+            judged = any(drafts)
+            if self._gate is not None and not chunks and proposed == judged:
+                self._gate.observe(len(rows), judged, time.perf_counter() - began, sum(sampled))
+
+    def _feeds(self, decoding: Decoding, drafts: list[Draft | None]) -> np.ndarray:
+        """1 + its drafts per session, int64 [D]. Drafts are written behind the newest token."""
+        feeds_D = np.ones(len(decoding.rows), np.int64)
+        for i, draft in enumerate(drafts):
+            if draft:
+                row, k = decoding.rows[i], len(draft.tokens)
+                start = self.cache.length[row] + 1
+                self.cache.tokens[row, start : start + k] = draft.tokens
+                feeds_D[i] += k
+        return feeds_D
+
+    def _forward(
+        self, rows_N: np.ndarray, positions_N: np.ndarray, decoding: Decoding, feeds_D: np.ndarray, chunks: list[Chunk]
+    ) -> tuple[torch.Tensor, np.ndarray]:
+        """Hidden states after the final norm [N, D], valid until the next one, and experts [N, L, K]."""
+        cache = self.cache
+        tokens = torch.from_numpy(cache.tokens[rows_N, positions_N])
+        if self._fused is not None:
+            return self._fused.forward(tokens, rows_N, positions_N)
+        single, starts_D = decoding.rows, cache.length[decoding.rows]
+        if (feeds_D > 1).any():
+            drafted = zip(decoding.rows.tolist(), starts_D.tolist(), feeds_D.tolist(), strict=True)
+            chunks = [Chunk(*each) for each in drafted] + chunks
+            single = starts_D = NO_ROWS
+        attend = StepAttention(cache, single, starts_D, chunks)
+        out = self.model(tokens, attend.positions_N, attend)
+        return out.hidden_ND, out.experts_NLK.numpy()
+
+    def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
+        """Prompt pieces of this step, oldest request first, and the requests (by row) whose prompt ends with theirs."""
+        chunks: list[Chunk] = []
+        finishing: dict[int, Request] = {}
+        budget = self.prefill_tokens
+        for request in self._prefilling:
+            n = min(budget, request.prompt_tokens - request.computed)
+            if n <= 0:
+                break
+            chunks.append(Chunk(request.row, request.computed, n))
+            request.computed += n
+            budget -= n
+            if request.computed == request.prompt_tokens:
+                finishing[request.row] = request
+        if finishing:
+            self._prefilling = [r for r in self._prefilling if r.row not in finishing]
+        return chunks, finishing
+
+    def _sample(self, hidden_ND: torch.Tensor, joining: list[Request], drafts: list[Draft | None]) -> list[int]:
+        """Draws for every decoding and joining session, whose hidden states come in this order (a session's newest token, its
+        drafts); those that end leave. Returns how many tokens each got."""
+        cache = self.cache
+        if joining:
+            self._decoding = Decoding.of(self._decoding.requests + joining, cache.positions)
+        now, serial = self._decoding, self.serial
+        positions = cache.length[now.rows]  # where the new tokens begin
+        drafts = drafts + [None] * len(joining) if any(drafts) else []
+        uniforms = self._uniforms(now.requests, positions, [1 + len(d.tokens) if d else 1 for d in drafts])
+        logits = self.model.logits(hidden_ND)
+        if drafts:
+            seeded = np.array([r.seed is not None for r in now.requests])
+            verdict = verify(logits, drafts, now.temperatures, seeded, uniforms, self._random)
+            tokens, logprobs = verdict.tokens, verdict.logprobs
+        else:
+            ids, chosen = sample(logits, now.temperatures, uniforms)
+            tokens, logprobs = [[t] for t in ids.tolist()], [[p] for p in chosen.tolist()]
+        left: list[Request] = []
+        ended: list[tuple[Request, Finish]] = []
+        given: list[int] = []
+        for request, position, last, new, chances in zip(
+            now.requests, positions.tolist(), now.last.tolist(), tokens, logprobs, strict=True
+        ):
+            record, row, finish = self._records[request], request.row, None
+            record.judged += record.draft is not None
+            for i, (token, chance) in enumerate(zip(new, chances, strict=True)):
+                cache.tokens[row, position + i] = token
+                record.logprobs.append(chance)
+                record.versions.append(serial)
+                if request.progress is not None:
+                    request.progress(token, chance)
+                if token in request.stop_tokens:
+                    finish = Finish("stop", matched=token)
+                elif position + i >= last:
+                    finish = Finish("length")
+                if finish:
+                    break
+            given.append(i + 1)
+            cache.length[row] += i  # accepted drafts: their keys and values are there
+            record.accepted += i
+            if finish:
+                ended.append((request, finish))
+            else:
+                left.append(request)
+        metrics.GENERATED_TOKENS.inc(sum(given))
+        for request, finish in ended:
+            self._finish(request, finish)
+        if len(left) < len(now.requests):
+            self._decoding = Decoding.of(left, cache.positions)
+        if drafts:
+            _count(drafts, given)
+        return given
+
+    def _uniforms(self, requests: list[Request], positions: np.ndarray, counts: list[int]) -> np.ndarray:
+        """A number in [0, 1) for each of `counts` (empty: one) tokens of every session, from `positions` on; a seeded session's are
+        those of its seed, whatever the batch around it."""
+        ends = np.cumsum(counts) if counts else np.arange(1, len(requests) + 1)
+        uniforms = self._random.random(int(ends[-1]) if len(ends) else 0)
+        for i, request in enumerate(requests):
+            if request.seed is not None:
+                n = counts[i] if counts else 1
+                for j in range(n):
+                    uniforms[ends[i] - n + j] = uniform(request.seed, int(positions[i]) + j)
+        return uniforms
+
+    def _propose(self, hidden_ND: torch.Tensor, computed: list[Computed]) -> bool:
+        """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
+        decoding = self._decoding
+        for request in decoding.requests:
+            self._records[request].draft = None
+        room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
+        for_whom = np.flatnonzero(room_D > 0)
+        sessions = len(decoding.requests) + len(self._prefilling)
+        if not len(for_whom) or not (self._gate is None or self._gate.wants(sessions)):
+            return False
+        requests = [decoding.requests[i] for i in for_whom]
+        at = {c.row: i for i, c in enumerate(computed)}
+        k = self.draft_tokens
+        uniforms = self._uniforms(requests, self.cache.length[decoding.rows[for_whom]] + 1, [k] * len(requests))
+        drafts = self.drafter.propose(
+            hidden_ND,
+            computed,
+            [at[r.row] for r in requests],
+            decoding.temperatures[for_whom],
+            uniforms.reshape(len(requests), k),
+        )
+        for request, draft, room in zip(requests, drafts, room_D[for_whom].tolist(), strict=True):
+            self._records[request].draft = draft.first(room)
+        return True
+
+    def _finish(self, request: Request, finish: Finish) -> None:
+        """Reports and parks the row. The request is no longer in any list of the engine."""
+        cache, row = self.cache, request.row
+        record = self._records.pop(request)
+        P, C, seen = request.prompt_tokens, len(record.logprobs), int(cache.length[row])
+        routing = None
+        if request.routing_start >= 0:
+            routing = cache.routing[row, request.routing_start : seen].copy()
+        result = Result(
+            tokens_C=cache.tokens[row, P : P + C].copy(),
+            logprobs_C=np.array(record.logprobs, np.float32),
+            versions_C=np.array(record.versions, np.int32),
+            routing=routing,
+            prompt_tokens=P,
+            cached_tokens=request.cached_tokens,
+            finish=finish,
+            oldest_kv_version=int(cache.versions[row, :seen].min()) if seen else self.serial,
+            weight_version=self.serial,
+            judged=record.judged,
+            accepted=record.accepted,
+        )
+        cache.park(row)
+        metrics.FINISHED.labels(finish.type).inc()
+        request.done(result)
+
+    def abort(self, request: Request, message: str) -> None:
+        if request in self.waiting:
+            self.waiting.remove(request)
+            request.done(nothing(request, self.serial, message))
+        elif request in self._records:
+            self._prefilling = [r for r in self._prefilling if r is not request]
+            if request in self._decoding.requests:
+                left = [r for r in self._decoding.requests if r is not request]
+                self._decoding = Decoding.of(left, self.cache.positions)
+            self._finish(request, Finish("abort", message=message))
+
+    def abort_all(self, message: str) -> None:
+        for request in [*self.waiting, *self._records]:
+            self.abort(request, message)
+
+
+def _count(drafts: list[Draft | None], given: list[int]) -> None:
+    """What was proposed and accepted, by place."""
+    for place in range(max(len(d.tokens) for d in drafts if d)):
+        metrics.DRAFTED.labels(place + 1).inc(sum(place < len(d.tokens) for d in drafts if d))
+        metrics.ACCEPTED.labels(place + 1).inc(sum(place < n - 1 for d, n in zip(drafts, given, strict=True) if d))
