@@ -1,13 +1,14 @@
-"""Sets up everything that `make` needs, by itself, on a machine with Python >= 3.11, make and a package manager.
+"""Sets up everything that `make` needs, by itself, on a machine with Python, make and a package manager.
 
-Standard library only: it runs before anything is installed. Makes `.venv`, installs the pinned packages (a CPU build of
-torch when there is no GPU and such a build can be had) and bubblewrap by apt when root. A stamp makes second runs
-instant.
+Standard library only: it runs before anything is installed. Makes `.venv` (of this Python if it is 3.11 or 3.12, else of one
+that uv finds or fetches), installs the pinned packages (a CPU build of torch when there is no GPU and such a build can be
+had) and, by apt when root, what the system lacks. A stamp makes second runs instant.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".etude-stamp"
 EXTRAS = "all,test"
-SYSTEM = {"bwrap": "bubblewrap"}
+SUPPORTED = ((3, 11), (3, 12))
 
 
 def say(text: str) -> None:
@@ -40,13 +41,32 @@ def fingerprint() -> str:
 
 def check_machine() -> None:
     if sys.platform != "linux":
-        fail(f"found {sys.platform}; Étude runs on Linux. Use Docker, a virtual machine, or WSL2 on Windows.")
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        fail(f"found Python {sys.version.split()[0]}; 3.11 or 3.12 is needed: make PYTHON=python3.11 …")
+        fail(
+            f"found {sys.platform}; Étude runs on Linux. On Windows use WSL2, on macOS a Linux virtual machine or Docker."
+        )
+
+
+def interpreter(version: tuple[int, int]) -> str:
+    """What uv makes the environment of: this Python, whose version is given, or any that will do."""
+    return sys.executable if version in SUPPORTED else f">={_dotted(SUPPORTED[0])},<={_dotted(SUPPORTED[-1])}.99"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def lacking() -> dict[str, str]:
+    """What the system lacks -> the Debian package that brings it."""
+    found = {
+        "bwrap": shutil.which("bwrap"),
+        "python3 -m venv": importlib.util.find_spec("ensurepip") or shutil.which("uv"),
+    }
+    packages = {"bwrap": "bubblewrap", "python3 -m venv": "python3-venv"}
+    return {what: packages[what] for what, there in found.items() if not there}
 
 
 def system_packages() -> None:
-    missing = {tool: package for tool, package in SYSTEM.items() if not shutil.which(tool)}
+    missing = lacking()
     if not missing:
         return
     names = " ".join(missing.values())
@@ -81,7 +101,11 @@ def install() -> None:
     tool = uv()
     if not PYTHON.exists():
         say("making .venv")
-        subprocess.run([*tool, "venv", "-q", "-p", sys.executable, str(VENV)], check=True)
+        if subprocess.run([*tool, "venv", "-q", "-p", interpreter(sys.version_info[:2]), str(VENV)]).returncode:
+            fail(
+                f"no environment could be made; the lines above say why. This is Python {sys.version.split()[0]}; 3.11 or "
+                "3.12 is needed: install one, then make PYTHON=python3.12 …"
+            )
     base = [*tool, "pip", "install", "-q", "-p", str(PYTHON), "-c", str(ROOT / "constraints" / "linux.txt")]
     target = ["-e", f"{ROOT}[{EXTRAS}]"]
     started = time.monotonic()
