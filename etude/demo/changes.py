@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts.run import RunConfig
+from shared.contracts.run import BEHAVIOUR, RunConfig
 from shared.settings import Told
 
 SECTIONS = ("sampling", "reward", "schedule", "train")
@@ -40,9 +40,13 @@ def apply(config: RunConfig, changes: dict[str, Any], source: Path) -> RunConfig
         if name not in SECTIONS:
             raise BadChange(f"--config {source}: found {name!r}; allowed: {', '.join(SECTIONS)}")
     try:
-        return msgspec.convert(_merged(plain, changes, "", source), RunConfig)
+        changed = msgspec.convert(_merged(plain, changes, "", source), RunConfig)
     except msgspec.ValidationError as error:
         raise BadChange(f"--config {source}: {error}") from None
+    for name in changed.reward.behaviour:
+        if name not in BEHAVIOUR:
+            raise BadChange(f"--config {source}: found 'reward.behaviour.{name}'; allowed: {', '.join(BEHAVIOUR)}")
+    return changed
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], place: str, source: Path) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def _comments(text: str) -> list[tuple[int, str]]:
     return found
 
 
+# Their names stand in shared.contracts.run.BEHAVIOUR, too: who starts a run is told of a wrong one at once.
 TERMS: dict[str, Callable[[Seen], Finding]] = {
     term.__name__: term
     for term in (broken_tool_call, no_submit, untested_submit, todo_unfinished, terminal_only, thoughts_in_comments)

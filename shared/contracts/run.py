@@ -59,13 +59,24 @@ class LengthPenalty(msgspec.Struct, frozen=True, kw_only=True):
     apply: Literal["solved", "all"] = "solved"  # attempts that it is subtracted from
 
 
+# Behaviour terms that a run may give a weight. services/reward/behaviour.py computes them and says what each of them counts.
+BEHAVIOUR = (
+    "broken_tool_call",
+    "no_submit",
+    "terminal_only",
+    "thoughts_in_comments",
+    "todo_unfinished",
+    "untested_submit",
+)
+
+
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of the reward. A group is fixed to one `id`; a new configuration in mid-run has a new id."""
 
     id: str = "default"  # named by every request and every score
     solved: float = 1.0  # for an attempt that passes every hidden and visible test
     length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)  # None: no length penalty
-    # Behaviour terms: name -> weight. services/reward/behaviour.py holds them all, and what each of them counts.
+    # Behaviour terms: name -> weight (docs/reward.md).
     behaviour: dict[str, float] = msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
     # Attempts that they are added to. As with the length penalty: where nearly all attempts fail, terms on all of them teach
     # a way of failing (measured: one generation without end breaks no call), and every group that failed as a whole costs a

@@ -46,6 +46,7 @@ def test_a_term_can_be_switched_off_and_a_free_name_added(tmp_path: Path) -> Non
         ('{"train": {"learning_rate": "fast"}}', "learning_rate"),
         ('{"run": "mine"}', "'run'; allowed: sampling, reward, schedule, train"),
         ('{"train": 3}', "train"),
+        ('{"reward": {"behaviour": {"kindness": 1}}}', "'reward.behaviour.kindness'; allowed: broken_tool_call"),
         ("[]", "found list"),
         ("{", "mine.json"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from services.reward.behaviour import TERMS, Finding, Seen, findings
 from shared.contracts.messages import StopReason
-from shared.contracts.run import RewardConfig
+from shared.contracts.run import BEHAVIOUR, RewardConfig
 from shared.contracts.trajectory import Trajectory
 
 
@@ -109,3 +109,7 @@ def test_thinking_aloud_in_new_comments_counts_and_explaining_does_not(found: Ca
 
 def test_every_term_of_the_default_configuration_exists() -> None:
     assert set(RewardConfig().behaviour) <= set(TERMS)
+
+
+def test_a_run_may_give_a_weight_to_every_term_and_to_nothing_else() -> None:
+    assert set(TERMS) == set(BEHAVIOUR)
