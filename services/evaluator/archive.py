@@ -14,13 +14,12 @@ import msgspec
 import xxhash
 
 from services.evaluator.plan import Result
+from shared.contracts.ids import OPEN_EVALUATIONS, open_evaluation
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
 from shared.problems import Problem
 from shared.problems.pack import read_problems
-
-OPEN = "evals/open/"
 
 
 class Archive:
@@ -30,10 +29,10 @@ class Archive:
         self._objects = objects
 
     def open(self, request: EvalRequested) -> None:
-        self._objects.put(f"{OPEN}{request.run}/{request.eval}.json", msgspec.json.encode(request))
+        self._objects.put(open_evaluation(request.run, request.eval), msgspec.json.encode(request))
 
     def all_open(self) -> list[EvalRequested]:
-        keys = sorted(self._objects.list(OPEN))
+        keys = sorted(self._objects.list(OPEN_EVALUATIONS))
         return [msgspec.json.decode(self._read(key), type=EvalRequested) for key in keys]
 
     def keep(self, request: EvalRequested, results: Sequence[Result]) -> None:
@@ -58,7 +57,7 @@ class Archive:
 
     def close(self, request: EvalRequested) -> None:
         """The report holds all results now."""
-        self._objects.delete(f"{OPEN}{request.run}/{request.eval}.json")
+        self._objects.delete(open_evaluation(request.run, request.eval))
         for key in list(self._objects.list(f"{_folder(request)}/parts/")):
             self._objects.delete(key)
 

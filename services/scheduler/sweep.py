@@ -2,21 +2,23 @@
 
 Invariants
 - Objects are listed before the ledger is read: what appears later is newer than what the ledger says.
-- The newest version stays, and what a replica serves.
+- The newest version stays, what a replica serves, and what an open evaluation is of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from sqlalchemy import Connection, select
 
 from services.scheduler.garbage import Garbage, Known, left_behind, routing, versions
 from services.scheduler.lineage import Fork, Lineage
-from shared.contracts.ids import parse_attempt, parse_checkpoint
+from shared.contracts.ids import OPEN_EVALUATIONS, parse_attempt, parse_checkpoint
+from shared.contracts.messages import EvalRequested
 from shared.ledger.models import Attempt, Group, Incarnation, Policy, Replica, Trained
 from shared.ledger.transitions import GROUP_MOVES, LIVE, GroupState
-from shared.objects import Objects
+from shared.objects import ObjectMissing, Objects
 
 OVER = frozenset(state for state in GroupState if not GROUP_MOVES[state])
 
@@ -58,6 +60,17 @@ def built_from(connection: Connection, run: str) -> dict[int, int]:
     return {serial: parent for serial, parent in rows}
 
 
+def evaluated(objects: Objects, run: str) -> set[int]:
+    """Versions that evaluations are still of: their engine may have to build one once more."""
+    found = set()
+    for key in objects.list(f"{OPEN_EVALUATIONS}{run}/"):
+        try:
+            found.add(msgspec.json.decode(objects.get(objects.head(key)), type=EvalRequested).serial)
+        except ObjectMissing:
+            continue  # its report came meanwhile
+    return found
+
+
 def sweep(
     connection: Connection, objects: Objects, run: str, *, delete: bool, trained: bool = False, last: int | None = None
 ) -> list[Garbage]:
@@ -71,7 +84,7 @@ def sweep(
     if last is not None:
         parents = built_from(connection, run)
         served = connection.execute(select(Replica.serial).where(Replica.run_id == run)).scalars()
-        kept = {*sorted(parents)[-max(1, last) :], *served}
+        kept = {*sorted(parents)[-max(1, last) :], *served, *evaluated(objects, run)}
         found |= {one.key: one for one in versions(run, weights, parents, kept)}
     if delete:
         for key in found:

@@ -81,3 +81,11 @@ def parse_checkpoint(key: str) -> CheckpointKey | None:
     """What a key below a `checkpoint_prefix` says; None: it lies elsewhere."""
     match = _CHECKPOINT.fullmatch(key)
     return CheckpointKey(match[1], int(match[2]), int(match[3]), match[4]) if match else None
+
+
+OPEN_EVALUATIONS = "evals/open/"  # below it `<run>/<eval>.json`: requests whose report is still to come
+
+
+def open_evaluation(run: str, evaluation: str) -> str:
+    """Object-store key of an evaluation's request, there from its acceptance until its report is announced."""
+    return f"{OPEN_EVALUATIONS}{run}/{evaluation}.json"
