@@ -21,6 +21,7 @@ from services.console.library import Library
 from services.console.visible import visible
 from services.console.watcher import Watcher
 from shared.bus import Bus
+from shared.masking import masked
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -58,10 +59,10 @@ _BEARER = web.RequestKey("bearer", Person)  # whose token the Authorization head
 
 
 def templates() -> jinja2.Environment:
-    """Autoescape for everything, and control characters made visible in every value that is text."""
+    """Autoescape for everything; in every value that is text, secrets masked and control characters made visible."""
 
     def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
+        return value if isinstance(value, Markup) or not isinstance(value, str) else visible(masked(value))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("services.console"),

@@ -1,4 +1,7 @@
-"""A trajectory for people: as a conversation, and token by token. Pure."""
+"""A trajectory for people: as a conversation, and token by token. Pure.
+
+Secrets are masked here where they stretch over several of the texts that a page shows: tokens, lines of a difference.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ import numpy as np
 
 from shared.contracts.trajectory import Segment, Span
 from shared.formats import Action, Format, Tool
+from shared.masking import masked, secrets
 
+MASK = "•"
+AROUND = 400  # tokens before and after those that are shown: a secret may begin or end there
 MAX_CHARS = 20_000  # of one block; the tokens below have the rest
 _BREAK_BEFORE = re.compile(r"(?<!^)(?=<(?:L\d+|T\d+|tests|obs|edit|undo|test|submit|sum)>)")
 
@@ -95,8 +101,9 @@ def layout(text: str) -> str:
 
 
 def tokens(segment: Segment, chat: Format | None, first: int, count: int) -> list[Token]:
-    """Tokens first .. first + count of a segment, one by one, exactly as the engine saw them."""
+    """Tokens first .. first + count of a segment, one by one, exactly as the engine saw them; -1 where a secret was."""
     begins = {span.start: span.role.replace("_", " ") for span in segment.spans}
+    hidden = _secret(segment, chat, first, count) if chat else set()
     found = []
     for i in range(first, min(first + count, len(segment.tokens))):
         token, sampled = int(segment.tokens[i]), bool(segment.loss_mask[i])
@@ -104,8 +111,8 @@ def tokens(segment: Segment, chat: Format | None, first: int, count: int) -> lis
         found.append(
             Token(
                 index=i,
-                id=token,
-                text=chat.text([token]) if chat else str(token),
+                id=-1 if i in hidden else token,
+                text=MASK if i in hidden else chat.text([token]) if chat else str(token),
                 heat=heat(logprob) if sampled else -1,
                 logprob=logprob,
                 version=int(segment.versions[i]),
@@ -113,6 +120,19 @@ def tokens(segment: Segment, chat: Format | None, first: int, count: int) -> lis
             )
         )
     return found
+
+
+def _secret(segment: Segment, chat: Format, first: int, count: int) -> set[int]:
+    """Which tokens hold a part of a secret."""
+    start, stop = max(0, first - AROUND), min(len(segment.tokens), first + count + AROUND)
+    texts = [chat.text([int(token)]) for token in segment.tokens[start:stop]]
+    found = secrets("".join(texts))
+    hidden, at = set(), 0
+    for i, text in enumerate(texts, start):
+        if any(at < end and begin < at + len(text) for begin, end, _ in found):
+            hidden.add(i)
+        at += len(text)
+    return hidden
 
 
 def heat(logprob: float) -> int:
@@ -130,7 +150,7 @@ def diff(before: dict[str, str], after: dict[str, str]) -> list[tuple[str, str]]
     lines: list[tuple[str, str]] = []
     kinds = {"+": "add", "-": "del", "@": "hunk", " ": "same"}
     for path in sorted({*before, *after}):
-        old, new = before.get(path, "").splitlines(), after.get(path, "").splitlines()
+        old, new = masked(before.get(path, "")).splitlines(), masked(after.get(path, "")).splitlines()
         changed = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
         if changed:
             lines.append(("file", path))
