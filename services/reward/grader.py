@@ -10,6 +10,7 @@ in hand without an answer, like one that died: the service gives it again, and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -22,12 +23,13 @@ from prometheus_client import Counter
 
 from services.reward.config import GraderSettings
 from services.reward.grade import CANARY, Grader
-from services.reward.jobs import QUEUE, TASK, Job, celery_app
+from services.reward.jobs import QUEUE, TASK, Job, celery_app, watched
 from shared import objects, sandbox
 from shared.sandbox import SandboxUnavailable
 from shared.sandbox.pool import FunctionPool
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
+from shared.telemetry_spans import span
 
 ATTEMPTS = Counter("etude_grader_attempts_total", "Attempts graded, by outcome.", ["outcome"])
 SECONDS = Counter("etude_grader_busy_seconds_total", "Time spent on jobs.")
@@ -69,8 +71,15 @@ class Worker:
         @self._app.task(name=TASK, shared=False)  # not of every other app in this process
         def grade(job: dict) -> None:
             started = time.perf_counter()
+            asked = msgspec.convert(job, Job)
             try:
-                answer = grader.work(msgspec.convert(job, Job))
+                with contextlib.ExitStack() as together:  # one go in the sandbox, a span for each attempt
+                    for item in asked.items:
+                        about = item.key
+                        together.enter_context(
+                            span("hidden tests", item.trace, attempt=about.attempt, epoch=about.epoch, job=len(asked.items))
+                        )
+                    answer = grader.work(asked)
             except SandboxUnavailable as error:
                 log.error("sandbox_unavailable", error=str(error))
                 # The thread that would take the next job waits here: each one taken would be lost within milliseconds.
@@ -122,11 +131,12 @@ async def run(settings: GraderSettings) -> None:
                 lambda: sandbox_ready(functions, health, stop),
             )
             worker.start()
-            ended = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.finished.wait())]
-            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
-            if worker.finished.is_set() and not stop.is_set():
-                raise SystemExit("grader: the Celery worker ended by itself; see the log above")
-            await worker.stop()
+            async with watched(settings.jobs_url, health):
+                ended = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.finished.wait())]
+                await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+                if worker.finished.is_set() and not stop.is_set():
+                    raise SystemExit("grader: the Celery worker ended by itself; see the log above")
+                await worker.stop()
         finally:
             await functions.close()
 

@@ -6,14 +6,21 @@ Celery is a pool of hands, never the record. A job names attempts; what comes of
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractAsyncContextManager
+
 import msgspec
 from celery import Celery
+from redis import RedisError
+from redis.asyncio import Redis
 
 from services.reward import embedded_queue
 from services.reward.behaviour import Finding
+from shared import watch
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.messages import AttemptKey, Verdict
 from shared.contracts.run import Ref
+from shared.telemetry import Health
 
 QUEUE = "grading"
 TASK = "etude.grade"
@@ -21,13 +28,15 @@ ANSWERS = "grading"  # prefix of the answers in the object store
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to grade. `pack`: the public part of its problems; None where the message did not say."""
+    """One attempt to grade. `pack`: the public part of its problems; None where the message did not say. `trace`: what its
+    spans hang below (shared.telemetry_spans)."""
 
     run: str
     key: AttemptKey
     trajectory: Ref
     pack: Ref | None
     pack_hidden: Ref
+    trace: dict[str, str] = {}
 
     @property
     def verdict_key(self) -> str:
@@ -79,3 +88,15 @@ def celery_app(url: str) -> Celery:
         # A Redis that hangs must not hold a sender for ever; a worker waits for jobs in looks of a second each.
         app.conf.broker_transport_options = {"socket_connect_timeout": 5.0, "socket_timeout": 20.0}
     return app
+
+
+def watched(url: str, health: Health) -> AbstractAsyncContextManager[None]:
+    """`/readyz` says since when the queue of jobs has not answered. The embedded one is a file, and is not asked."""
+
+    async def ask() -> None:
+        async with Redis.from_url(url) as redis:  # a new one each time: what a hang leaves behind is not used again
+            await redis.ping()
+
+    if not url.startswith("redis"):
+        return contextlib.nullcontext()
+    return watch.watched(health, "an answer of the jobs' queue", ask, (RedisError, OSError))

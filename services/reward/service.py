@@ -20,6 +20,7 @@ from shared.contracts.messages import RolloutFailed, RolloutFinished, RolloutSco
 from shared.contracts.run import RewardConfig
 from shared.objects import Objects
 from shared.telemetry import Health
+from shared.telemetry_spans import carry, span_for
 
 UNKNOWN_CONFIG_RETRY_S = 1.0  # its announcement may still be on its way
 UNKNOWN_CONFIG_TRIES = 60
@@ -96,7 +97,10 @@ class RewardService:
                 raise GradingFailed(
                     f"reward configuration {message.reward_config!r} of {message.run} was never announced"
                 )
-            await self._score(message, reward, await self._grade(message))
+            with span_for("grade", delivery) as said:
+                graded = await self._grade(message)
+                said.note(solved=graded.verdict.solved)
+                await self._score(message, reward, graded)
         except (GradingFailed, UnusableConfig) as error:
             await self._fail(message, str(error), delivery)
         except Exception as error:  # bus or object store away; the verdict, if there is one, is kept
@@ -122,6 +126,7 @@ class RewardService:
                 trajectory=message.trajectory,
                 pack=await self._runs.pack(message),
                 pack_hidden=message.pack_hidden,
+                trace=carry(),
             )
         )
 

@@ -246,25 +246,26 @@ class Reader(AsyncConsumerRebalanceListener):
                     topic, known = self._topics[partition.topic], self._known.get(partition)
                     finished = [] if known is None else read_ranges(known.offset, known.metadata or "")
                     lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, finished)
-                items += [item for record in found if (item := self._receive(lease, record)) is not None]
+                give = lease.tracker.give
+                for record in found:
+                    if give(record.offset):  # an earlier owner finished it
+                        continue
+                    item, unreadable = received(self.inbox, lease, record)
+                    if unreadable:
+                        self._refuse(item, unreadable)
+                    else:
+                        items.append(item)
         if items:
             self._back_off_s, self._busy_at = BACK_OFF_S, time.monotonic()
             self.inbox.offer(items)
 
-    def _receive(self, lease: Lease, record: Any) -> Received | None:
-        """None for a message that an earlier owner finished, and for one that cannot be read: a group has it on its way to the
-        dead letters."""
-        if lease.tracker.give(record.offset):
-            return None
-        item, unreadable = received(self.inbox, lease, record)
-        if not unreadable:
-            return item
+    def _refuse(self, item: Received, unreadable: str) -> None:
+        """A group has it on its way to the dead letters; a reader without one passes it over."""
         if self.group is None:
-            lease.tracker.done(item.offset)
+            item.lease.tracker.done(item.offset)
             self.inbox.skip(item, unreadable[:REASON_BYTES])
         else:
             self._burying.append((item, unreadable))
-        return None
 
     def _settle(self) -> None:
         """Moves the trackers; a buried message counts when its dead letter is durable. Of a partition that was lost meanwhile

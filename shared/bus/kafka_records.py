@@ -5,7 +5,7 @@ Anybody may write to a topic: no record, whatever it holds, raises here, and eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import xxhash
@@ -32,9 +32,12 @@ def received(inbox: Inbox, lease: Lease, record: Any) -> tuple[Received, str]:
     return item, ""
 
 
-def headers_of(pairs: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+def headers_of(pairs: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
     """A header without a value (Kafka has such) is an empty one."""
-    return {name: _text(value) for name, value in pairs}
+    try:
+        return {name: value.decode() for name, value in pairs}  # type: ignore[union-attr]  # nearly always, and fast
+    except (UnicodeDecodeError, AttributeError):
+        return {name: _text(value) for name, value in pairs}
 
 
 def letter(item: Received, reason: str, group: str | None) -> tuple[str, bytes, dict[str, str]]:
@@ -72,7 +75,7 @@ def _first(headers: dict[str, str], room: int) -> dict[str, str]:
 
 
 def _text(data: bytes | None) -> str:
-    return (data or b"").decode("utf-8", "replace")
+    return data.decode("utf-8", "replace") if data else ""
 
 
 def _size(text: str) -> int:

@@ -77,7 +77,9 @@ class OffsetTracker:
         first = next(iter(self._open), None)
         if first is not None and first < offset:
             self._done.add(offset)
-        else:  # it held the position
+        elif not self._done.firsts:  # it held the position, and nothing behind it is finished: as nearly always
+            self.position = offset + 1
+        else:
             end = self._done.drop_below(self._last + 1 if first is None else first)
             self.position = max(offset, end) + 1
 

@@ -25,11 +25,7 @@ LEASE_S = ScheduleConfig().lease_s
 PAST_LEASE_S = 2 * LEASE_S
 LINES_PER_S = 5.0  # of one service's log while a server is away: more is a loop that talks
 CORES_IDLE = 0.5  # of one core, for a service that cannot work while a server is away: more is a loop that spins
-CANNOT_WORK = (
-    "scheduler",
-    "reward",
-    "grader",
-)  # whatever server is away; the others may have attempts or groups in hand
+CANNOT_WORK = ("scheduler", "reward", "grader")  # whatever server is away; others may have attempts or groups in hand
 WITHOUT_BUS = ("grader",)  # who neither reads nor writes it
 SERVERS = ("kafka", "postgres", "minio", "redis")
 
@@ -146,7 +142,7 @@ async def outage(platform: Platform, server: str, mode: str, seconds: float, tra
         await watch.during(seconds)
         await asyncio.to_thread(fleet.up, [server])
     outcome.notes = watch.notes()
-    outcome.failed = watch.complaint(deaf=server == "kafka")
+    outcome.failed = watch.complaint(server)
     scored = platform.advances(platform.scored, 4, f"scoring after {server} was {mode}", BACK_WITHIN_S)
     outcome = await _awaited(outcome, time.monotonic(), scored)
     if not outcome.failed:
@@ -219,13 +215,16 @@ class _Watch:
             for name in self.names
         }
 
-    def complaint(self, *, deaf: bool) -> str:
-        """`deaf`: they hear nothing meanwhile, and must say so."""
-        listeners = [name for name in self.names if deaf and name not in WITHOUT_BUS]
-        unaware = [name for name in listeners if not any("bus" in what for what in self.said[name] or ())]
+    def complaint(self, server: str) -> str:
+        """Who hears nothing while `server` is away must say so."""
+        listeners = {"kafka": [name for name in self.names if name not in WITHOUT_BUS], "redis": ["grader"]}
+        word = {"kafka": "bus", "redis": "jobs"}.get(server, "")
+        unaware = [
+            name for name in listeners.get(server, []) if not any(word in what for what in self.said[name] or ())
+        ]
         silent = [name for name in self.names if self.said[name] is None]
         loud = [f"{name} {self.lines[name]:.1f} lines/s" for name in self.names if self.lines[name] > LINES_PER_S]
         hot = [f"{name} {self.cores[name]:.2f} cores" for name in CANNOT_WORK if self.cores[name] > CORES_IDLE]
         parts = [f"no answer of /readyz: {', '.join(silent)}"] if silent else []
-        parts += [f"does not say that the bus is away: {', '.join(unaware)}"] if unaware else []
+        parts += [f"does not say that {server} is away: {', '.join(unaware)}"] if unaware else []
         return "; ".join([*parts, *loud, *hot])

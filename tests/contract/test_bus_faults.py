@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
+from shared import watch
 from shared.bus import BusUnavailable, dead_letters, kafka, kafka_reader
-from shared.bus import watched as watching
 from shared.bus.watched import opened
 from shared.contracts.codec import Raw
 from shared.contracts.messages import AttemptCancel
@@ -330,7 +330,7 @@ def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["stopped", "frozen"])
 def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, tmp_path, monkeypatch, frozen):
-    monkeypatch.setattr(watching, "ASK_EVERY_S", 0.2)
+    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
 
     async def scenario():
         health = Health("listener", ServiceSettings(state=tmp_path))
