@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 from shared.problems import values
@@ -17,6 +18,8 @@ from shared.sandbox import SandboxUnavailable, inside
 from shared.sandbox.bubblewrap import ENVIRONMENT, PYTHON_FLAGS, interpreter, require_linux
 from shared.sandbox.inside import nursery
 from shared.sandbox.slot import START_S, Nursery
+
+_making = threading.Lock()
 
 
 @functools.cache
@@ -32,6 +35,12 @@ def _tree() -> tempfile.TemporaryDirectory[str]:
     return tree
 
 
+def _harness() -> str:
+    """Several threads may start at once: each would make a tree, and all but the last remembered are collected and gone."""
+    with _making:
+        return _tree().name
+
+
 def start() -> Nursery:
     require_linux()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,7 +51,7 @@ def start() -> Nursery:
         stdout=subprocess.DEVNULL,
         stderr=log,
         pass_fds=(theirs.fileno(),),
-        env={**ENVIRONMENT, "PYTHONPATH": _tree().name},
+        env={**ENVIRONMENT, "PYTHONPATH": _harness()},
         start_new_session=True,
     )
     theirs.close()
