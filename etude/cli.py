@@ -21,6 +21,7 @@ SERVICE_HELP = {
     "trace": "Print the whole life of one attempt, with times (scheduler).",
     "inference": "Checksums and state of the engines (inference).",
     "weights": "Verify that engines, manifests and trainer agree bit for bit (trainer).",
+    "access": "A user and an object key of its own for every service.",
     "base": "Make the base policy: pretraining, SFT, MTP (trainer).",
 }
 

@@ -23,20 +23,19 @@ Retry = Annotated[
     ),
 ]
 
-Config = Annotated[
-    Path | None, typer.Option(help="JSON of what the run shall learn with instead of its defaults (docs/run.md).")
-]
-
 # Panels of `etude demo --help`, beside the options that most will want.
 PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an ablation", "This machine"
 
 
 def register(app: typer.Typer) -> None:
     names = {evaluate: "eval", export_policy: "export", import_checkpoint: "import"}
-    for command in (up, down, start, status, logs, doctor, plan, demo, evaluate, export_policy, import_checkpoint):
+    for command in (up, down, status, logs, doctor, plan, demo, evaluate, export_policy, import_checkpoint):
         app.command(name=names.get(command, command.__name__))(command)
-    from etude import letters, topics
+    from etude import letters, runs, topics
+    from etude.figures import command as figures
 
+    runs.register(app)
+    figures.register(app)
     app.add_typer(letters.app, name="dlq")
     app.add_typer(topics.app, name="topics")
 
@@ -87,31 +86,6 @@ def down(state: State = Path(".etude")) -> None:
     from etude.supervisor import stop
 
     stop(state)
-
-
-def start(
-    pack: Annotated[
-        Path | None,
-        typer.Option(help="Pack to practise on; made if there is none. Left out: .cache/pack, kept up to date."),
-    ] = None,
-    problems: Annotated[
-        Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
-    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
-    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
-    base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
-    retry: Retry = "fresh",
-    config: Config = None,
-) -> None:
-    """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return."""
-    from etude.demo import DemoOptions
-    from etude.start import run
-
-    options = DemoOptions(
-        pack=pack, problems=problems, seed=seed, minutes=minutes, steps=steps, base=base, retry=retry, config=config
-    )
-    raise typer.Exit(run(options))
 
 
 def status(

@@ -1,16 +1,20 @@
 """`etude eval`: a checkpoint on problems, by the services, agent and graders of a run, without scheduler or trainer.
 
-A platform of its own starts in a temporary state directory and ends with the measurement.
+A platform of its own starts in a temporary state directory and ends with the measurement. Where that fails, the services'
+logs stay, and the error names them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +22,19 @@ from typing import Any
 import zstandard
 from rich.console import Console
 
-from etude.demo.conduct import Conductor, Stalled
+from etude import exchange
+from etude.demo.conduct import Conductor, Patience, Stalled, explained
 from etude.demo.prepare import DemoError, configure, own_problems, store_config, upload_pack, write_split
 from etude.demo.report import figures_of
-from etude.demo.watch import Evaluation, evaluation_end, say, watching
+from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
 from etude.supervisor import ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, Retry
+from shared.formats.registry import CARD, FORMATS, load_format
 from shared.problems.pack import file_name
+from shared.settings import Told
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
 
 
@@ -74,6 +81,44 @@ def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
     return engines + others
 
 
+def require_servable(checkpoint: Path) -> None:
+    """An engine can serve it and the agent knows its chat format: by names, shapes and the tokenizer alone, before anything
+    starts. Raises DemoError, NotExchanged."""
+    checked = exchange.check(checkpoint)
+    try:
+        chat = load_format(checkpoint)
+    except Exception as error:  # the tokenizers package raises nothing narrower
+        found = f"{CARD} has no {error}" if isinstance(error, KeyError) else error
+        raise DemoError(
+            f"--checkpoint {checkpoint}: its chat format cannot be read: {found}; allowed: {', '.join(sorted(FORMATS))}. "
+            f"One that speaks it: `etude import {checkpoint} --name NAME --format FORMAT`, then `etude export checkpoints/NAME "
+            "--out DIR`, and measure DIR"
+        ) from None
+    if chat.vocab_size > checked.vocabulary:
+        raise DemoError(
+            f"--checkpoint {checkpoint}: tokenizer.json has {chat.vocab_size} tokens; config.json has room for "
+            f"{checked.vocabulary} (vocab_size): they are not of one model"
+        )
+
+
+@contextlib.contextmanager
+def temporary_state() -> Iterator[Path]:
+    """A state directory that is gone afterwards. Where something failed, what the services said stays, and the error names
+    it; who presses Ctrl-C has seen enough."""
+    state, kept = Path(tempfile.mkdtemp(prefix="etude-eval-")), False
+    try:
+        yield state
+    except Exception as error:
+        kept = (state / "logs").is_dir()
+        if kept:
+            error.add_note(f"The logs are kept: `etude logs --state {state}`, or one service's: `etude logs NAME …`")
+        raise
+    finally:
+        gone = [path for path in state.iterdir() if path.name != "logs"] if kept else [state]
+        for path in gone:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 async def measure(
     checkpoint: Path,
     pack: Path,
@@ -84,23 +129,26 @@ async def measure(
     console: Console,
     retry: Retry = "fresh",
     title: str = "evaluation",
+    patience: Patience = Patience(),
 ) -> dict[str, Any]:
-    """The evaluator's report of `checkpoint` on one split of a pack directory."""
+    """The evaluator's report of `checkpoint`, one that is servable, on one split of a pack directory. Raises DemoError and
+    NotACheckpoint before a service starts, Stalled after."""
     checkpoint = checkpoint.resolve()
-    with tempfile.TemporaryDirectory(prefix="etude-eval-") as folder:
-        with Supervisor(Path(folder) / "state") as supervisor:
-            own = stores_of(supervisor.state)
-            objects = stores.connect(own["ETUDE_OBJECTS"])
-            bus = buses.connect(own["ETUDE_BUS"], client="etude-eval")
-            run = new_run_id()
-            from etude.demo.options import DemoOptions
+    with temporary_state() as state, Supervisor(state) as supervisor:
+        own = stores_of(supervisor.state)
+        objects = stores.connect(own["ETUDE_OBJECTS"])
+        run = new_run_id()
+        from etude.demo.options import DemoOptions
 
-            refs = upload_pack(objects, pack, split)
-            config = configure(
-                run, DemoOptions(retry=retry), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
-            )
+        refs = upload_pack(objects, pack, split)
+        config = configure(
+            run, DemoOptions(retry=retry), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
+        )
+        bus = buses.connect(own["ETUDE_BUS"], client="etude-eval")
+        try:
             supervisor.start(services(checkpoint, own))
-            async with Conductor(bus, objects, run) as conductor:
+            say(console, title, f"services start; `etude status --state {state}` says what they wait on")
+            async with explained(state), Conductor(bus, objects, run, patience) as conductor:
                 await conductor.control("start", config=store_config(objects, config))
                 await conductor.served(0)
                 there = count_problems(pack, split)
@@ -109,8 +157,9 @@ async def measure(
                 async with watching(console, title, total, Evaluation(conductor.progress, 0, total)):
                     report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
                 say(console, title, evaluation_end(report, time.monotonic() - started))
+                return report
+        finally:
             await bus.close()
-            return report
 
 
 def count_problems(pack: Path, split: str) -> int:
@@ -143,9 +192,10 @@ def run(
         )
         return 2
     try:
+        require_servable(checkpoint)
         with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
             if isinstance(problems, Path):
-                problems = Split(write_split(Path(folder), "all", own_problems(problems)), "all")
+                problems = Split(write_split(Path(folder), "all", own_problems(problems, checkpoint)), "all")
             report = asyncio.run(
                 measure(
                     checkpoint,
@@ -157,8 +207,8 @@ def run(
                     retry=retry,
                 )
             )
-    except (DemoError, Stalled, NotACheckpoint) as error:
-        console.print(str(error), style="red")
+    except (DemoError, Stalled, NotACheckpoint, Told) as error:
+        say_error(console, error)
         return 1
     except KeyboardInterrupt:
         return 130

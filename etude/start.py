@@ -1,43 +1,134 @@
-"""`etude start`: a run on a platform whose services run already, wherever that is."""
+"""`etude start`: a run on a platform whose services run already, wherever that is.
+
+A trainer and the engines follow one run, the one started last, and do not come back to an earlier one: that is why a run is
+not started beside another that goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
+import typer
 
+from etude.acting import author, in_folder, require_listeners, unanswered
 from etude.demo import DemoOptions, prepare
 from etude.demo.prepare import DemoError
+from etude.standing import Listener
 from shared import bus as buses
 from shared import objects as stores
+from shared.bus import Bus, BusUnavailable
 from shared.contracts import topics
 from shared.contracts.messages import RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.ledger.transitions import RunState
 from shared.settings import ServiceSettings, Told
+
+SCHEDULER = "scheduler"  # the group that takes up what is said of runs (services/scheduler/service.py)
+TAKEN_WITHIN_S, LOOK_S = 30.0, 0.3
+REFUSED_WITHIN_S = 1.0  # the scheduler says so right after it has taken the word up
+COMMAND = "etude start"
 
 
 async def announce(options: DemoOptions, settings: ServiceSettings) -> str:
     """Uploads what the run starts with, publishes `start`, and returns the run's id. Raises DemoError."""
-    if options.pack and not options.problems and not (options.pack / "manifest.json").exists():
-        await asyncio.to_thread(prepare.make_pack, options.pack)
-    objects = await asyncio.to_thread(stores.connect, settings.objects_url)
-    config, ref = await asyncio.to_thread(prepare.new_run, objects, replace(options, state=settings.state))
+    config, ref = await _prepared(options, settings)
     bus = buses.connect(settings.bus_url, client="etude-start")
     try:
-        start = RunControl(run=config.run, action="start", config=ref, by="etude start")
-        await bus.publish(topics.RUNS_CONTROL, config.run, start)
+        await _publish(bus, config.run, ref, [])
     finally:
         await bus.close()
     return config.run
 
 
-def run(options: DemoOptions) -> int:
-    """Returns the exit code: 0 started, 1 something stands in the way."""
-    console = Console()
+async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: bool) -> str:
+    """The same, and returns when the scheduler has taken the run up. `instead`: of those that go on, which are stopped. Raises
+    DemoError, where nothing was said, and what else stands in the way."""
+    require_listeners(settings)
+    bus = buses.connect(settings.bus_url, client="etude-start")
     try:
-        name = asyncio.run(announce(options, ServiceSettings()))
+        async with Listener(bus) as listener:
+            _require_none(listener, settings, instead)
+            config, ref = await _prepared(options, settings)
+            _require_none(listener, settings, instead)  # it took a while: somebody else may have started one
+            await _publish(bus, config.run, ref, going := _going(listener))
+            for run in going:
+                typer.echo(f"{run} is told to stop.")
+            if not await _taken_up(bus):
+                raise DemoError(
+                    f"{config.run} is said to start, and no scheduler has taken it up within {TAKEN_WITHIN_S:.0f} s; the next "
+                    f"one that comes starts it. {unanswered('scheduler', settings)}"
+                )
+            await _require_accepted(listener, config.run)
+            return config.run
+    finally:
+        await bus.close()
+
+
+def run(options: DemoOptions, *, instead: bool = False) -> int:
+    """Returns the exit code: 0 started, 1 something stands in the way."""
+    try:
+        settings = ServiceSettings(state=options.state)
+        name = asyncio.run(begin(options, settings, instead=instead))
     except (DemoError, Told, ValueError) as error:
-        console.print(str(error), style="red", highlight=False)
+        typer.echo(str(error), err=True)
         return 1
-    console.print(f"Run {name} is started.", highlight=False)
+    typer.echo(f"Run {name} is started. `{in_folder('etude runs', settings)}` says how it stands.")
     return 0
+
+
+async def _prepared(options: DemoOptions, settings: ServiceSettings) -> tuple[RunConfig, Ref]:
+    if options.pack and not options.problems and not (options.pack / "manifest.json").exists():
+        await asyncio.to_thread(prepare.make_pack, options.pack)
+    objects = await asyncio.to_thread(stores.connect, settings.objects_url)
+    return await asyncio.to_thread(prepare.new_run, objects, replace(options, state=settings.state))
+
+
+def _going(listener: Listener) -> list[str]:
+    """Runs that would go on if nobody stopped them."""
+    return [one.run for one in listener.standings.unfinished if one.state is not RunState.stopping]
+
+
+def _require_none(listener: Listener, settings: ServiceSettings, instead: bool) -> None:
+    unfinished = listener.standings.unfinished
+    if not unfinished or instead:
+        return
+    found = ", ".join(f"{one.run} is {one.state}" for one in unfinished)
+    first = " and ".join(f"`{in_folder(f'etude stop {run}', settings)}`" for run in _going(listener))
+    wait = f"wait for its end (`{in_folder('etude runs', settings)}`)"
+    raise DemoError(
+        f"{found}; it would get no trainer and no engine any more: {first or wait} first, or --replace (`etude start --help`)"
+    )
+
+
+async def _publish(bus: Bus, run: str, config: Ref, instead_of: Sequence[str]) -> None:
+    """Together and in order, so that the trainer goes from the ones to the other."""
+    by, reason = author(COMMAND), f"{run} is started instead"
+    words = [RunControl(run=name, action="stop", reason=reason, by=by) for name in instead_of]
+    words.append(RunControl(run=run, action="start", config=config, by=by))
+    await bus.publish_many([(topics.RUNS_CONTROL, word.run, word) for word in words])
+
+
+async def _taken_up(bus: Bus) -> bool:
+    """Whether the scheduler has acknowledged all that was said. It does when what follows from it is in the ledger."""
+    until = time.monotonic() + TAKEN_WITHIN_S
+    while True:
+        with contextlib.suppress(BusUnavailable):  # of a group that moves: it is asked again
+            if not (await bus.lag([topics.RUNS_CONTROL], SCHEDULER))[topics.RUNS_CONTROL.name]:
+                return True
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(LOOK_S)
+
+
+async def _require_accepted(listener: Listener, run: str) -> None:
+    def refused() -> bool:
+        standing = listener.standings.of(run)
+        return standing is not None and standing.state is RunState.finished
+
+    if await listener.until(refused, REFUSED_WITHIN_S):
+        standing = listener.standings.of(run)
+        raise DemoError(f"{run} has ended at once: {standing.why if standing else ''}")

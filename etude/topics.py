@@ -1,24 +1,42 @@
-"""`etude topics`: the topics of a Kafka cluster, against their declaration in `shared.contracts.topics`.
+"""`etude topics`: the topics of a Kafka cluster, and who may use them, against their declaration in `shared.contracts.topics`.
 
 Services make the topics that they need; on a cluster where they may not, an administrator applies them once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from etude import topic_rules
+from etude.topic_rules import Rule
 from shared.bus import BusUnavailable, dead_letters
+from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import TOPICS, Topic
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, without_credentials
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 
+Users = Annotated[
+    str,
+    typer.Option(
+        "--users",
+        help="What the names of the services' users begin with; left out: etude-, or the bus's PREFIX and a -.",
+    ),
+]
+
 app = typer.Typer(no_args_is_help=True, help="Declare the topics of a Kafka cluster, or compare them.")
+acl = typer.Typer(no_args_is_help=True, help="Who may use which topic and group: print it, compare it, set it.")
+app.add_typer(acl, name="acl")
 console = Console()
 
 
@@ -42,7 +60,6 @@ def apply(state: State = Path(".etude")) -> None:
 
 def _report(state: Path, *, apply: bool) -> None:
     from shared.bus.kafka_admin import READY_WITHIN_MS, administration, differences, look, make, protect
-    from shared.bus.kafka_cluster import Cluster
 
     url = ServiceSettings(state=state).bus_url
     if not url.startswith("kafka:"):
@@ -75,3 +92,102 @@ def _report(state: Path, *, apply: bool) -> None:
         console.print(table)
         raise typer.Exit(1)
     console.print(f"{len(wanted())} topics are as declared.")
+
+
+@acl.command()
+def show() -> None:
+    """Print who does what with which topic."""
+    table = Table(Column(topic_rules.HEAD[0], no_wrap=True), *topic_rules.HEAD[1:])
+    for row in topic_rules.overview():
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        "Who reads as a group writes the dead letters of the topic. `dlq` (etude dlq) reads all dead letters and writes every "
+        "topic; `exporter` counts for every group."
+    )
+
+
+@acl.command(name="commands")
+def commands_(state: State = Path(".etude"), users: Users = "") -> None:
+    """Print the rules as calls of kafka-acls.sh."""
+    cluster = _cluster(state)
+    for line in topic_rules.commands(_declared(cluster, users), cluster):
+        typer.echo(line)
+
+
+@acl.command(name="check")
+def check_acl(state: State = Path(".etude"), users: Users = "") -> None:
+    """Compare the cluster's rules with the declaration. Exit code 1 when one is missing or too much."""
+    with _administration(state) as (admin, cluster):
+        if not _compared(admin, cluster, users):
+            raise typer.Exit(1)
+
+
+@acl.command(name="apply")
+def apply_acl(
+    state: State = Path(".etude"),
+    users: Users = "",
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Also remove what these users may beyond the declaration.")
+    ] = False,
+) -> None:
+    """Make the rules that are missing. Rules of other users stay as they are, in any case."""
+    with _administration(state) as (admin, cluster):
+        wanted = _declared(cluster, users)
+        differ = topic_rules.compare(wanted, topic_rules.look(admin, cluster), users or topic_rules.users_of(cluster))
+        topic_rules.make(admin, cluster, differ.missing)
+        console.print(f"{len(differ.missing)} rules made.")
+        if remove:
+            ours = [rule for rule in differ.surplus if rule.user != topic_rules.EVERYBODY]
+            topic_rules.remove(admin, cluster, ours)
+            console.print(f"{len(ours)} rules removed.")
+        if not _compared(admin, cluster, users):
+            raise typer.Exit(1)
+
+
+def _declared(cluster: Cluster, users: str) -> list[Rule]:
+    return topic_rules.declared(cluster, users or topic_rules.users_of(cluster))
+
+
+def _compared(admin: KafkaAdminClient, cluster: Cluster, users: str) -> bool:
+    """Says what differs; whether nothing does."""
+    wanted = _declared(cluster, users)
+    differ = topic_rules.compare(wanted, topic_rules.look(admin, cluster), users or topic_rules.users_of(cluster))
+    for what, found in (("missing", differ.missing), ("too much", differ.surplus), ("of others", differ.others)):
+        for rule in found:
+            typer.echo(f"{what}: {rule}")
+    if differ:
+        typer.echo(f"{len(differ.missing)} rules are missing, {len(differ.surplus)} are too much.", err=True)
+    else:
+        typer.echo(f"{len(wanted)} rules are as declared.")
+    return not differ
+
+
+def _cluster(state: Path) -> Cluster:
+    """Of a bus that is a file: one that is nowhere, without a prefix. Ends the command where the URL is none."""
+    url = ServiceSettings(state=state).bus_url
+    try:
+        return Cluster.parse(url if url.startswith("kafka:") else "kafka://KAFKA:9092")
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _administration(state: Path) -> Iterator[tuple[KafkaAdminClient, Cluster]]:
+    """Ends the command with a text where the cluster cannot be had."""
+    from shared.bus.kafka_admin import administration
+
+    found = ServiceSettings(state=state).bus_url
+    if not found.startswith("kafka:"):
+        typer.echo(
+            f"bus (ETUDE_BUS): found {without_credentials(found)!r}, which has no users; rules are Kafka's", err=True
+        )
+        raise typer.Exit(1)
+    cluster = _cluster(state)
+    try:
+        with administration(cluster) as admin:
+            yield admin, cluster
+    except BusUnavailable as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None

@@ -57,6 +57,13 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field(
         "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe event that is logged."
     )
+    traces: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the attempts whose spans go to an OpenTelemetry collector, 1 for all; 0: none. Needs the extra "
+        "`traces`; where to, says `OTEL_EXPORTER_OTLP_ENDPOINT` (docs/tracing.md).",
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -1,4 +1,4 @@
-"""Logs, metrics and health, alike for every service.
+"""Logs, metrics and health, alike for every service; spans where they are wanted (shared.telemetry_spans).
 
 `configure_logs` once per process; `Health` serves `/healthz` (alive), `/readyz` (ready, or waiting on what since when)
 and `/metrics` (Prometheus; names `etude_<service>_<what>_<unit>`).
@@ -24,12 +24,16 @@ import structlog
 from aiohttp import web
 from prometheus_client import REGISTRY, Gauge, generate_latest
 
+from shared import telemetry_spans
 from shared.contracts.tracing import trace_id
 from shared.settings import ServiceSettings, Told
 
 
 def configure_logs(service: str, settings: ServiceSettings) -> None:
-    """One event a line; JSON unless on a terminal. Facts as fields: run, group, attempt, version are bound by the caller."""
+    """One event a line; JSON unless on a terminal. Facts as fields: run, group, attempt, version are bound by the caller.
+
+    Traces begin here too, where they are on: the rest of a process is then the same with and without them. Raises Told where
+    they cannot be had."""
     as_text = settings.logs == "text" or (settings.logs == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -47,6 +51,9 @@ def configure_logs(service: str, settings: ServiceSettings) -> None:
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     sys.excepthook = _say_last_words
+    if settings.traces > 0:
+        bus = settings.bus_url.partition(":")[0]
+        telemetry_spans.start(service, replica_name(service, settings), settings.traces, bus)
 
 
 def _add_trace(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from etude.demo.progress import Progress
+from etude.status import collect
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.messages import EvalRequested, RunControl
@@ -37,7 +39,7 @@ class Stalled(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long silence is borne before the demo says that it stalls (it goes on waiting), and before it gives up."""
+    """How long silence is borne before the demo gives up."""
 
     give_up_s: float = 300.0
 
@@ -71,18 +73,19 @@ class Conductor:
                 self._news.set()
             delivery.done()
 
-    async def _until(self, there: Callable[[], bool], what: str) -> None:
-        """Waits for a fact. Raises Stalled after a long silence of the whole run."""
+    async def _until(self, there: Callable[[], bool], what: str, held: Callable[[], bool] = lambda: False) -> None:
+        """Waits for a fact. Raises Stalled after a long silence of the whole run; while it is `held`, silence is what was
+        asked for, and its clock begins again when the run goes on."""
         self._last_news = time.monotonic()
         while not there():
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), 1.0)
+            if held():
+                self._last_news = time.monotonic()
             silent = time.monotonic() - self._last_news
             if silent > self.patience.give_up_s:
-                raise Stalled(
-                    f"no message for {silent:.0f} s while waiting for {what}; `etude status` and `etude logs` say more"
-                )
+                raise Stalled(f"no message for {silent:.0f} s while waiting for {what}")
 
     async def control(self, *actions: str, config: Ref | None = None) -> None:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
@@ -121,4 +124,41 @@ class Conductor:
         return json.loads(self.objects.get(self.progress.evaluations[name].report))
 
     async def finished(self) -> None:
-        await self._until(lambda: self.progress.state == "finished", "the end of practice")
+        """Until the run has ended, however long somebody pauses it."""
+        await self._until(
+            lambda: self.progress.state == "finished", "the end of practice", held=lambda: self.progress.paused
+        )
+
+
+@contextlib.asynccontextmanager
+async def explained(state: Path, way_out: str = "") -> AsyncIterator[None]:
+    """A stall is told with what each service of this state directory waits on, and with the way out. They are asked at once:
+    whoever gives up stops them, and nobody can ask them afterwards."""
+    try:
+        yield
+    except Stalled as stalled:
+        stalled.add_note(waits(await asyncio.to_thread(collect, state)))
+        if way_out:
+            stalled.add_note(way_out)
+        raise
+
+
+def waits(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each service that is not ready, with what it waits on and since when (local time), and one for those that
+    are. `rows`: of `etude.status.collect`. Pure."""
+    lines = []
+    for row in rows:
+        again = f", started again {row['restarts']} times" if row["restarts"] else ""
+        if row["waits"]:
+            lines += [f"  {row['name']} waits on {_wait(wait)}{again}" for wait in row["waits"]]
+        elif row["state"] != "ready" or again:
+            lines.append(f"  {row['name']} is {row['state']}{again}")
+    idle = [row["name"] for row in rows if row["state"] == "ready" and not row["restarts"]]
+    if idle:
+        lines.append(f"  ready, waiting on nothing: {', '.join(idle)}")
+    return "\n".join(lines) or "  no service was running"
+
+
+def _wait(wait: dict[str, Any]) -> str:
+    since = time.strftime("%H:%M:%S", time.localtime(wait["since"]))
+    return f"{wait['waits_on']} since {since} ({wait['seconds']:.0f} s)"

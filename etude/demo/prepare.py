@@ -8,16 +8,20 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+from rich.console import Console
 
 from etude import exchange
 from etude.demo import changes
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
+from shared.formats import Format
+from shared.formats.fitting import Fitting, read_fitting
+from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
-from shared.problems.importing import import_jsonl
+from shared.problems.splits import own_splits
 from shared.weights.checkpoint_objects import download_directory, upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
@@ -44,26 +48,43 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     if not options.base and not (BASE / "config.json").exists():
         raise DemoError(f"{BASE}: the base policy is missing; `make base` makes it")
     run = new_run_id()
-    changed = changes.read(options.config) if options.config else {}  # before anything is made
+    config = planned(run, options)  # before anything is made
+    imported, directory = base_of(objects, options)
+    step = config.schedule.groups_per_step
     if options.problems:
-        pack = own_pack(options.problems, options.state / "own-pack")
+        pack = own_pack(options.problems, options.state / "own-pack", chat_format(directory), step)
     else:
         pack = options.pack or make_pack()
+        parts_of(pack, "held_out")
+        require_a_step(str(pack), problems_in(pack, "rl"), step)
     practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
-    base, directory = base_of(objects, run, options)
     surprise = None
     if not options.uniform_sampling:
         surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack, directory))
-    config = configure(run, options, base, practice, held_out, surprise)
-    if options.config:
-        config = changes.apply(config, changed, options.config)
+    config = msgspec.structs.replace(
+        config,
+        base=imported or upload_directory(objects, f"runs/{run}/base", directory),
+        pack=practice[0],
+        pack_hidden=practice[1],
+        surprise=surprise,
+        eval_pack=held_out[0],
+        eval_pack_hidden=held_out[1],
+    )
     return config, store_config(objects, config)
 
 
-def base_of(objects: Objects, run: str, options: DemoOptions) -> tuple[Ref, Path]:
-    """What the run starts from, and a directory on this machine that holds it. Raises DemoError."""
+def planned(run: str, options: DemoOptions) -> RunConfig:
+    """The configuration, whose parts are not in the store yet. Raises what `changes` raises."""
+    nothing = Ref(key="", size=0, checksum="")
+    config = configure(run, options, nothing, (nothing, nothing), (nothing, nothing))
+    return changes.apply(config, changes.read(options.config), options.config) if options.config else config
+
+
+def base_of(objects: Objects, options: DemoOptions) -> tuple[Ref | None, Path]:
+    """What the run starts from, None for the base policy that is part of the package; and a directory on this machine that
+    holds it. Raises DemoError."""
     if not options.base:
-        return upload_directory(objects, f"runs/{run}/base", BASE), BASE
+        return None, BASE
     try:
         ref = exchange.stored(objects, options.base)
     except exchange.NotExchanged as error:
@@ -73,16 +94,44 @@ def base_of(objects: Objects, run: str, options: DemoOptions) -> tuple[Ref, Path
 
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
     """Public and hidden part of one split. Keys are by content: the same pack is stored once."""
-    refs = []
-    for part in packs.PARTS:
-        path = directory / packs.file_name(split, part)
-        if not path.exists():
-            raise DemoError(
-                f"{path}: missing; a run needs a pack with rl and held_out (etude tasks mutate --out NEW_DIRECTORY). "
-                "Problems of your own: --problems FILE.jsonl (docs/problems.md)"
-            )
-        refs.append(objects.put_file(f"packs/{directory.name}/{path.name}", path))
-    return refs[0], refs[1]
+    public, hidden = (
+        objects.put_file(f"packs/{directory.name}/{path.name}", path) for path in parts_of(directory, split)
+    )
+    return public, hidden
+
+
+def parts_of(directory: Path, split: str) -> list[Path]:
+    """The public and the hidden file of one split. Raises DemoError that says which splits there are."""
+    paths = [directory / packs.file_name(split, part) for part in packs.PARTS]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        there = ", ".join(packs.splits_in(directory)) or "none"
+        raise DemoError(
+            f"{missing[0]}: missing; found the splits: {there}; allowed: rl and held_out for a run, held_out or dev for "
+            "`etude eval` (--split). `etude tasks import FILE.jsonl --out NEW_DIRECTORY` makes rl and held_out of your own "
+            "problems, `etude tasks mutate --out NEW_DIRECTORY` all of them from installed code; without a pack: "
+            "--problems FILE.jsonl (docs/problems.md)"
+        )
+    return paths
+
+
+def problems_in(directory: Path, split: str) -> int:
+    """How many a split has. Raises DemoError."""
+    public, _ = parts_of(directory, split)
+    try:
+        return len(packs.Lines(public.read_bytes(), Problem))
+    except packs.PackError as error:
+        raise DemoError(f"{public}: {error}") from None
+
+
+def require_a_step(source: str, problems: int, groups_per_step: int) -> None:
+    """Raises DemoError where a run would end before its first step. `source`: where the problems to practise on are from."""
+    if problems < groups_per_step:
+        smaller = f"--groups-per-step {problems} or less (or in --config: schedule.groups_per_step)"
+        raise DemoError(
+            f"{source}: found {problems} problems to practise on; a step takes {groups_per_step} and each is practised once: not "
+            f"one step is possible. Allowed: {groups_per_step} or more{f', or smaller steps: {smaller}' if problems else ''}"
+        )
 
 
 def surprises(pack: Path, base: Path = BASE) -> Path:
@@ -163,27 +212,66 @@ def store_config(objects: Objects, config: RunConfig) -> Ref:
     return objects.put(f"runs/{config.run}/config.json", msgspec.json.encode(config))
 
 
-def own_pack(path: Path, directory: Path) -> Path:
-    """A pack of two splits (rl, held_out) from a user's JSONL file, relatives kept together. Raises DemoError."""
-    pairs = own_problems(path)
-    splits: dict[str, list[tuple[Problem, Hidden]]] = {"rl": [], "held_out": []}
-    for problem, hidden in pairs:
-        relatives = problem.cell or problem.id
-        held = xxhash.xxh3_64_intdigest(relatives.encode()) % 1000 < OWN_HELD_OUT * 1000
-        splits["held_out" if held else "rl"].append((problem, hidden))
+def own_pack(path: Path, directory: Path, chat: Format | None = None, groups_per_step: int = 0) -> Path:
+    """A pack of two splits (rl, held_out) of those problems of a user's JSONL file that the policy's chat format can take,
+    relatives kept together. Says how many there are, what was left out and why. `chat`: of the base policy where left out;
+    `groups_per_step`: 0 where no run is started. Raises DemoError, also where not one step is possible."""
+    fitting = _fitting(path, chat or chat_format(BASE))
+    for said in filter(None, (fitting.left_out(), fitting.doubt())):
+        tell(f"{path}: {said}")
+    splits = own_splits(fitting.pairs, OWN_HELD_OUT)
+    count = {name: len(members) for name, members in splits.items()}
+    empty = [name for name in splits if not count[name]]
+    if empty and len(fitting.pairs) >= groups_per_step:
+        cells = len({problem.cell or problem.id for problem, _ in fitting.pairs})
+        raise DemoError(
+            f"{path}: none of {len(fitting.pairs)} problems is left for {empty[0]}: a fifth of the cells is held out, by a hash "
+            f"of their names, relatives together; found {cells} in field 'cell' (left out: the id); allowed: so many that both "
+            "splits get some, nearly always from 20 on"
+        )
+    require_a_step(
+        f"{path} ({len(fitting.pairs)} problems, {count['held_out']} held out)", count["rl"], groups_per_step
+    )
+    if groups_per_step:
+        tell(
+            f"{path}: {count['rl']} problems to practise on, each once: at most {count['rl'] // groups_per_step} steps of "
+            f"{groups_per_step}; {count['held_out']} held out for the report"
+        )
     for name, members in splits.items():
-        if not members:
-            raise DemoError(f"{path}: {len(pairs)} problems are too few: none is left for {name!r}; give at least 20")
         write_split(directory, name, members)
     return directory
 
 
-def own_problems(path: Path) -> list[tuple[Problem, Hidden]]:
-    """A user's JSONL file (docs/problems.md). Raises DemoError naming every bad line and its field."""
+def own_problems(path: Path, checkpoint: Path = BASE) -> list[tuple[Problem, Hidden]]:
+    """All of a user's JSONL file (docs/problems.md), for a measurement, which leaves nothing out. Raises DemoError naming
+    every bad line and its field, and every problem that the checkpoint's chat format cannot take."""
+    fitting = _fitting(path, chat_format(checkpoint))
+    if fitting.refused:
+        raise DemoError(
+            f"{path}: {fitting.refusal()}\nA measurement leaves nothing out: shorten these or take them away"
+        )
+    return fitting.pairs
+
+
+def _fitting(path: Path, chat: Format) -> Fitting:
     try:
-        return import_jsonl(path)
+        return read_fitting(path, chat)
     except ProblemError as error:
         raise DemoError(str(error)) from None
+
+
+def chat_format(checkpoint: Path) -> Format:
+    """Raises DemoError."""
+    try:
+        return load_format(checkpoint)
+    except ValueError as error:
+        raise DemoError(str(error)) from None
+    except KeyError as error:
+        raise DemoError(f"{checkpoint}/etude.json: found no field {error}; `etude export` writes it") from None
+
+
+def tell(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:

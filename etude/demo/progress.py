@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from etude.standing import LEADS_TO
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
 from shared.contracts.words import Words
@@ -65,7 +66,10 @@ class Progress:
     alerts: list[m.Alert] = field(default_factory=list)
     first_request: float | None = None
     last_publication: float | None = None
-    state: str = ""  # last action of runs.control
+    state: str = ""  # last action of runs.control that leads to a state: `rollback` leaves a run as it is
+    paused_by: str = ""  # whose word it was, and why; of the last pause
+    paused_since: float | None = None
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # (from, to) of those that are over
     words: Words = field(default_factory=Words)
 
     def see(self, message: Any, at: float) -> None:
@@ -94,10 +98,31 @@ class Progress:
                 self.serving[message.replica] = message
             case m.EvalFinished():
                 self.evaluations[message.eval] = message
-            case m.RunControl() if self.words.count(message):
-                self.state = message.action
+            case m.RunControl() if self.words.count(message) and message.action in LEADS_TO:
+                self._enter(message, at)
             case m.Alert():
                 self.alerts.append(message)
+
+    def _enter(self, word: m.RunControl, at: float) -> None:
+        if word.action == "pause":
+            self.paused_by = f"{word.by or 'somebody'}{f': {word.reason}' if word.reason else ''}"
+            self.paused_since = self.paused_since or at  # the scheduler says it again
+        elif self.paused_since is not None:
+            self.pauses.append((self.paused_since, at))
+            self.paused_since = None
+        self.state = word.action
+
+    @property
+    def paused(self) -> bool:
+        return self.state == "pause"
+
+    def practised(self, now: float) -> float:
+        """Seconds since the first request for which the run was not paused: the clock of its budget stands meanwhile."""
+        if self.first_request is None:
+            return 0.0
+        pauses = [*self.pauses, *([(self.paused_since, now)] if self.paused_since is not None else [])]
+        stood = sum(max(0.0, end - max(start, self.first_request)) for start, end in pauses)
+        return max(0.0, now - self.first_request - stood)
 
     @property
     def lineage(self) -> list[Step]:

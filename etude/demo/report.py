@@ -26,26 +26,31 @@ from shared.statistics import paired_difference
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+BEST_OF_8, BEST_OF_K = "best_of_8", "best_of_k"
 # Key in report.json -> what a person reads, and how it is written.
 ROWS = (
     ("pass_at_1", "held-out pass@1, temperature 1", "{:.1%}"),
     ("first_edit", "right with the first edit alone", "{:.1%}"),
-    ("best_of_8", "best of {k}", "{:.1%}"),
+    (BEST_OF_8, "best of {k}", "{:.1%}"),
     ("greedy", "pass@1, greedy", "{:.1%}"),
     ("tokens_per_solved", "sampled tokens per solved task", "{:,.0f}"),
 )
 
 
 def figures_of(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one evaluation under the names that report.json promises."""
+    """The figures of one evaluation under the names that report.json promises. With eight attempts a problem or more there is
+    `best_of_8`; with fewer there are no eight to choose from: `best_of_k`, and `k`. `greedy` and `tokens_per_solved` are null
+    where there are none (nothing was solved)."""
     f = evaluation["figures"]
+    k = int(f["k"])
+    best = {BEST_OF_8: f["best_of_k"]} if k == 8 else {BEST_OF_K: f["best_of_k"], "k": k}
     return {
         "pass_at_1": f["pass_at_1"],
         "ci95": [f["pass_at_1_low"], f["pass_at_1_high"]],
         "first_edit": f["first_edit"],
-        "best_of_8": f["best_of_k"],
+        **best,
         "greedy": f.get("greedy"),
-        "tokens_per_solved": f["tokens_per_solved"],
+        "tokens_per_solved": f.get("tokens_per_solved"),
         "problems": int(f["problems"]),
         "samples": int(f["samples"]),
         "infrastructure_errors": int(f["infrastructure_errors"]),
@@ -163,12 +168,12 @@ def table(figures: dict[str, Any]) -> Table:
     for key, label, form in ROWS:
         cells = []
         for side in (before, after):
-            value = side[key]
+            value = side[BEST_OF_K if key == BEST_OF_8 and key not in side else key]
             text = "–" if value is None else form.format(value)
             if key == "pass_at_1":
                 text += f" [{side['ci95'][0]:.1%}, {side['ci95'][1]:.1%}]"
             cells.append(text)
-        result.add_row(label.format(k=before["samples"]), *cells)
+        result.add_row(label.format(k=before.get("k", 8)), *cells)
     return result
 
 

@@ -1,5 +1,8 @@
 """The demo from beginning to end: prepare, measure, practise, measure again, report. Every phase is remembered in
-`<state>/demo.json`, so that `--resume` goes on where an interrupted demo stood."""
+`<state>/demo.json`, so that `--resume` goes on where an interrupted demo stood.
+
+What fails or is stopped before the first phase is begun again by the same command: an earlier demo is set aside only when
+what the user gave is checked and what takes minutes is made, and what a set-up left behind is set aside like a demo."""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from etude.acting import in_folder
 from etude.demo import prepare, report
-from etude.demo.conduct import Conductor, Stalled
+from etude.demo.conduct import Conductor, Stalled, explained
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
-from etude.demo.watch import Evaluation, Practice, evaluation_end, say, watching
+from etude.demo.watch import Evaluation, Practice, evaluation_end, say, say_error, watching
 from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
@@ -29,31 +33,53 @@ from shared.settings import ServiceSettings, Told
 
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
+SET_UP = "set-up"  # the phase before the first that can be resumed
 
 
 def run(options: DemoOptions) -> int:
-    """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted (resume with --resume)."""
+    """Returns the exit code: 0 done, 1 something stands in the way, 130 interrupted."""
     console = Console()
+    demo = Demo(options, console)
     try:
         if options.control == "sft":
             from etude.demo.control import run_control
 
             return asyncio.run(run_control(options, console))
-        return asyncio.run(_Demo(options, console).run())
+        return asyncio.run(demo.run())
     except (DemoError, AlreadyRunning, PortsTaken, Stalled, Told) as error:
-        console.print(str(error), style="red", highlight=False)
+        say_error(console, error)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("Stopped. `etude demo --resume` goes on from here.")
+        console.print(demo.stopped(), highlight=False, markup=False, soft_wrap=True)
         return 130
 
 
-class _Demo:
+def ready(options: DemoOptions) -> DemoOptions:
+    """The same options with a pack that is whole. What the user gave is checked, and what takes minutes is made and cached;
+    nothing of a demo is written yet. Raises DemoError, Told."""
+    step = prepare.planned("", options).schedule.groups_per_step
+    if options.problems:
+        pack = prepare.own_pack(options.problems, options.state / "own-pack", groups_per_step=step)
+    else:
+        pack = options.pack or prepare.make_pack()
+        prepare.require_a_step(str(pack), prepare.problems_in(pack, "rl"), step)
+        prepare.problems_in(pack, "held_out")
+    if not options.uniform_sampling:
+        prepare.surprises(pack)
+    return replace(options, problems=None, pack=pack)
+
+
+class Demo:
+    """One call of `etude demo`, and the demo in its state directory."""
+
     def __init__(self, options: DemoOptions, console: Console) -> None:
         self.console = console
         self.state = options.state.resolve()
         self.options = options
         self.memory: dict[str, Any] = {}
+
+    def _command(self, words: str) -> str:
+        return f"`{in_folder(words, ServiceSettings(state=self.options.state))}`"
 
     # What is remembered between interruptions
 
@@ -63,26 +89,56 @@ class _Demo:
         temporary.write_text(json.dumps(self.memory, default=str, indent=1))
         temporary.replace(self.state / "demo.json")
 
-    def _recall(self) -> None:
+    def recall(self) -> None:
+        """Takes up the demo that was interrupted, with the options it began with. Raises DemoError."""
         try:
-            self.memory = json.loads((self.state / "demo.json").read_text())
+            memory = json.loads((self.state / "demo.json").read_text())
         except FileNotFoundError:
-            raise DemoError(f"{self.state}: no demo to resume here; start one with `etude demo`") from None
+            raise DemoError(
+                f"{self.state}: no demo to resume here; start one with {self._command('etude demo')}"
+            ) from None
+        if memory["phase"] == SET_UP:
+            raise DemoError(
+                f"{self.state}: no demo to resume here, its set-up did not end; {self._command('etude demo')} begins again, "
+                "what is cached is kept"
+            )
+        self.memory = memory
         known = {**self.memory["options"]}
-        for field in ("problems", "pack", "report", "state", "config"):
+        for field in ("problems", "pack", "report", "config"):
             known[field] = Path(known[field]) if known.get(field) else None
         # Where it runs is this call's business, what it does the first one's.
-        self.options = DemoOptions(**{**known, "resume": True, "base_port": self.options.base_port})
+        here = {"state": self.options.state, "base_port": self.options.base_port}
+        self.options = DemoOptions(**{**known, **here, "resume": True})
 
-    def _set_aside(self) -> None:
-        """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched."""
+    def stopped(self) -> str:
+        """What a person reads who has stopped this demo: the way on."""
+        if self.options.control != "none":
+            return "Stopped. A control cannot be resumed; the same command begins again."
+        if self.memory.get("phase", SET_UP) == SET_UP:
+            return f"Stopped during set-up; {self._command('etude demo')} begins again, what is cached is kept."
+        return f"Stopped. {self._command('etude demo --resume')} goes on from here."
+
+    def stalled(self) -> str:
+        """What a person can do when nothing has happened for long, and the services are stopped."""
+        return (
+            f"{self._command('etude logs NAME')} shows what a service said last; "
+            f"{self._command('etude demo --resume')} tries again."
+        )
+
+    def _there(self) -> list[str]:
+        """What lies in the state directory of a demo, begun or whole. Raises DemoError for another platform's."""
         there = [name for name in LOCAL if (self.state / name).exists()]
-        if not there:
-            return
-        if "demo.json" not in there:
+        if there and "demo.json" not in there:
             raise DemoError(
                 f"{self.state} holds the state of a platform that is no demo; give another folder with --state"
             )
+        return there
+
+    def _set_aside(self) -> None:
+        """An earlier demo's state moves to `<state>/archive/<time>`; any other platform's state is not touched. `demo.json`
+        goes last: by it the rest is known as a demo's."""
+        if not self._there():
+            return
         target = self.state / "archive" / f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
         target.mkdir(parents=True)
         for path in [p for name in LOCAL for p in self.state.glob(f"{name}*")]:
@@ -99,36 +155,43 @@ class _Demo:
             self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
         ) as supervisor:
             if self.options.resume:
-                self._recall()
+                self.recall()
             specs = default_specs(self.options.base_port)
             require_ports(specs, "give other ones with --base-port (0: free ones)")
-            if not self.options.resume:
-                self._set_aside()
             settings = ServiceSettings(state=self.state)  # the same adapters as the services'
-            objects = stores.connect(settings.objects_url)
-            if not self.options.resume:
-                await asyncio.to_thread(self._begin, objects)
+            objects = stores.connect(settings.objects_url) if self.options.resume else await self.set_up(settings)
             config = self._config(objects)
             bus = buses.connect(settings.bus_url, client="etude-demo")
             supervisor.start(specs)
             page = next((f"; the page: http://127.0.0.1:{s.port}" for s in specs if s.name == "console" and s.port), "")
-            self.console.print(f"Run {config.run}. `etude status` shows the services{page}", highlight=False)
+            self.console.print(
+                f"Run {config.run}. {self._command('etude status')} shows the services{page}", highlight=False
+            )
             try:
-                async with Conductor(bus, objects, config.run) as conductor:
+                async with explained(self.state, self.stalled()), Conductor(bus, objects, config.run) as conductor:
                     return await self._conduct(conductor, supervisor, config, objects)
             finally:
                 await bus.close()
 
-    def _begin(self, objects: stores.Objects) -> None:
-        options, started = self.options, time.time()
-        config, ref = prepare.new_run(objects, replace(options, state=self.state))
+    async def set_up(self, settings: ServiceSettings) -> stores.Objects:
+        """A new demo, which can be resumed from here on. An earlier one is set aside, late: neither a slip in what the user
+        gave nor Ctrl-C while problems are made costs it. Returns the store that holds what the run starts with."""
+        started = time.time()
+        self._there()
+        options = await asyncio.to_thread(ready, replace(self.options, state=self.state))
+        self._set_aside()
+        self._remember(phase=SET_UP)  # what is written from here on is a demo's
+        objects = stores.connect(settings.objects_url)
+        config, ref = await asyncio.to_thread(prepare.new_run, objects, options)
+        # Not in the thread: it goes on when this is cancelled, and what was stopped must not become a demo afterwards.
         self._remember(
             run=config.run,
             config=msgspec.to_builtins(ref),
-            options=asdict(options),
+            options=asdict(self.options),
             phase="before",
             prepared_s=time.time() - started,
         )
+        return objects
 
     def _config(self, objects: stores.Objects) -> RunConfig:
         return msgspec.json.decode(objects.get(msgspec.convert(self.memory["config"], Ref)), type=RunConfig)

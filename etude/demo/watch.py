@@ -28,15 +28,17 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Practice:
-    """The bar is time since the first request, in seconds; the figures are of practice alone."""
+    """The bar is time since the first request without pauses, in seconds; the figures are of practice alone."""
 
     progress: Progress
 
     def done(self, now: float) -> float:
-        return now - self.progress.first_request if self.progress.first_request else 0.0
+        return self.progress.practised(now)
 
     def line(self, now: float) -> str:
-        """Step, reward and pass rate of the last steps, speed, age of the samples."""
+        """Step, reward and pass rate of the last steps, speed, age of the samples; or who paused the run, and the way on."""
+        if self.progress.paused:
+            return f"paused by {self.progress.paused_by}; the demo waits until it is resumed (`etude resume`, or the run's page)"
         tally, steps = self.progress.practice, self.progress.lineage[-LAST_STEPS:]
         tokens, attempts = tally.rates(now)
         if not steps:
@@ -98,6 +100,12 @@ def _mean(steps: Sequence[Step], figure: str) -> float:
 
 def say(console: Console, title: str, line: str) -> None:
     console.print(f"{title}: {line}", highlight=False, soft_wrap=True)
+
+
+def say_error(console: Console, error: BaseException) -> None:
+    """Its text and its notes, as they are: what a user wrote (`files[f.py]`) is no markup."""
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.asynccontextmanager

@@ -142,6 +142,13 @@ FLOW = Dashboard(
             "Processes",
             (
                 panel(
+                    "Spans",
+                    "What became of OpenTelemetry spans; lost and dropped ones mean that the collector is away or too slow. Empty "
+                    "where traces are off.",
+                    (rate("etude_traces_spans_total", "outcome"), "{{outcome}}"),
+                    least=0,
+                ),
+                panel(
                     "Processor",
                     "Cores in use, by service.",
                     ("sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))", "{{job}}"),

@@ -1,4 +1,8 @@
-"""Kafka in KRaft mode, one node that is broker and controller, from the artefacts in Maven Central (`kafka.xml`)."""
+"""Kafka in KRaft mode, one node that is broker and controller, from the artefacts in Maven Central (`kafka.xml`).
+
+It knows rules (StandardAuthorizer). The user of `settings` is above them; any other may do what a rule allows, and the log
+says what was refused to whom.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ JAVA = 17
 USER = "etude"
 MECHANISM = "SCRAM-SHA-512"
 LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule"
+# Between broker and controller: users by SCRAM lie in the metadata, which must be reached before any of them is known.
+INSIDE = "PLAIN"
+INSIDE_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 # A broker for tests: small heap, and neither compiler nor collector beyond what a few thousand messages a second need.
 JVM = [
     "-Xms128m",
@@ -28,6 +35,7 @@ JVM = [
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.authorizer.logger=info",  # who was refused what
 ]
 
 
@@ -54,7 +62,12 @@ advertised.listeners=CLIENTS://127.0.0.1:{broker}
 inter.broker.listener.name=CLIENTS
 controller.listener.names=CONTROLLER
 controller.quorum.voters=1@127.0.0.1:{controller}
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENTS:SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:SASL_PLAINTEXT,CLIENTS:SASL_PLAINTEXT
+listener.name.controller.sasl.enabled.mechanisms={INSIDE}
+listener.name.controller.{INSIDE.lower()}.sasl.jaas.config={INSIDE_LOGIN} required {_inside(place)};
+sasl.mechanism.controller.protocol={INSIDE}
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:{USER}
 sasl.enabled.mechanisms={MECHANISM}
 sasl.mechanism.inter.broker.protocol={MECHANISM}
 listener.name.clients.{MECHANISM.lower()}.sasl.jaas.config={LOGIN} required username="{USER}" password="{place.secret}";
@@ -108,6 +121,11 @@ log.index.size.max.bytes=1048576
 
     def _config(self, place: Place) -> str:
         return str(place.folder / "server.properties")
+
+
+def _inside(place: Place) -> str:
+    """Broker and controller are one process: it logs in to itself."""
+    return f'username="{USER}" password="{place.secret}" user_{USER}="{place.secret}"'
 
 
 def _java() -> Path:

@@ -17,7 +17,7 @@ import signal
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,9 +243,9 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
     return _store(out, splits, {pack.PRETRAIN: pack.write(texts)}, facts)
 
 
-def write_own(out: Path, split: str, problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
-    """A pack of one split of problems that have passed the gate."""
-    return _store(out, {split: list(problems)}, {}, {"key": OWN})
+def write_own(out: Path, splits: Mapping[str, Sequence[tuple[Problem, Hidden]]]) -> dict[str, Any]:
+    """A pack of problems that have passed the gate."""
+    return _store(out, {split: list(problems) for split, problems in splits.items()}, {}, {"key": OWN})
 
 
 def _store(

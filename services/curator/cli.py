@@ -6,7 +6,7 @@ import asyncio
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,17 +15,19 @@ from rich.table import Table
 
 import shared
 from services.curator import build, gate
-from shared.problems import Hidden, Problem, ProblemError
-from shared.problems.importing import import_jsonl
-from shared.problems.pack import Lines, PackError, export_line, file_name
-from shared.problems.splits import SPLITS
+from shared.formats import Format
+from shared.formats.fitting import read_fitting
+from shared.formats.registry import CARD, load_format
+from shared.problems import Hidden, Problem
+from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
+from shared.problems.splits import own_splits
 from shared.sandbox import SandboxUnavailable, connect
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
-_PUBLIC = file_name("", "public")
+HELD_OUT = 0.2  # as `etude demo --problems` holds out (etude.demo.prepare; a test compares them)
 
 
 @app.command()
@@ -82,8 +84,13 @@ def mutate(
     console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False, soft_wrap=True)
 
 
+def _shipped() -> Path:
+    """The base policy that is part of the package."""
+    return Path(shared.__file__).resolve().parent.parent / "etude" / "data" / "base"
+
+
 def _shipped_signatures() -> Path | None:
-    path = Path(shared.__file__).resolve().parent.parent / "etude" / "data" / "base" / "signatures.npz"
+    path = _shipped() / "signatures.npz"
     return path if path.is_file() else None
 
 
@@ -91,25 +98,76 @@ def _shipped_signatures() -> Path | None:
 def import_(
     file: Annotated[Path, typer.Argument(help="Problems of your own, one JSON object a line (docs/problems.md).")],
     out: Annotated[Path, typer.Option(help="Directory of the pack; it must not exist yet.")],
-    split: Annotated[str, typer.Option(help="Name of the split: rl for practice, held_out for evaluation.")] = "rl",
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=0.99, help=f"Share that goes into held_out, the rest into rl; {HELD_OUT} where left out."
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["train", "rl", "dev", "held_out"] | None,
+        typer.Option(help="All into this one instead: held_out or dev to measure on, without practice."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="The policy whose chat format must fit the problems; the one that ships where left out."),
+    ] = None,
     sandbox: Annotated[str, typer.Option(help="bubblewrap, or process for code that you trust.")] = "bubblewrap",
 ) -> None:
-    """A pack of your own problems: each is run in the sandbox; what its solution does not solve is refused."""
+    """A pack of your own problems: what the policy's chat format cannot take is left out; each other one is run in the
+    sandbox, and refused where its solution does not solve it."""
     if out.exists():
         raise typer.BadParameter(f"{out} exists; give a new directory", param_hint="--out")
+    if split and held_out is not None:
+        raise typer.BadParameter(
+            f"found --held-out {held_out:g} and --split {split}; give one of them", param_hint="--held-out"
+        )
     try:
-        outcomes = asyncio.run(_gate(import_jsonl(file), sandbox))
-    except (ProblemError, SandboxUnavailable) as error:
-        console.print(f"tasks import: {error}", markup=False, soft_wrap=True)
+        fitting = read_fitting(file, _format(checkpoint or _shipped()))
+        for said in filter(None, (fitting.left_out(), fitting.doubt())):
+            _tell(f"{file}: {said}")
+        outcomes = asyncio.run(_gate(fitting.pairs, sandbox))
+    except (ValueError, SandboxUnavailable) as error:  # of the file: ProblemError; of the checkpoint: its format's
+        _tell(f"tasks import: {error}")
         raise typer.Exit(2) from None
-    passed = [outcome for outcome in outcomes if not outcome.reason]
     for outcome in outcomes:
         if outcome.reason:
-            console.print(f"refused {outcome.problem.id}: {outcome.reason}", markup=False, soft_wrap=True)
-    if passed:
-        build.write_own(out, split, [(outcome.problem, outcome.hidden) for outcome in passed])
-    console.print(f"{out}: {len(passed)} of {len(outcomes)} problems", markup=False, soft_wrap=True)
-    raise typer.Exit(0 if passed else 1)
+            _tell(f"refused {outcome.problem.id}: {outcome.reason}")
+    passed = [(outcome.problem, outcome.hidden) for outcome in outcomes if not outcome.reason]
+    total = f"{len(passed)} of {len(fitting.pairs) + len(fitting.refused)} problems"
+    if not passed:
+        _tell(f"{out}: {total}; nothing is written")
+        raise typer.Exit(1)
+    share = HELD_OUT if held_out is None else held_out
+    splits = {split: passed} if split else own_splits(passed, share)
+    if empty := [name for name, members in splits.items() if not members]:
+        _tell(_nothing_for(empty[0], passed, share))
+        raise typer.Exit(1)
+    build.write_own(out, splits)
+    _tell(f"{out}: {total}, " + ", ".join(f"{len(members)} in {name}" for name, members in splits.items()))
+
+
+def _format(checkpoint: Path) -> Format:
+    """Raises ValueError."""
+    if not (checkpoint / CARD).is_file():
+        raise ValueError(
+            f"--checkpoint {checkpoint}: found no {CARD} there; allowed: a checkpoint directory that names its chat format, as "
+            "`etude export` writes it"
+        )
+    return load_format(checkpoint)
+
+
+def _nothing_for(split: str, passed: list[tuple[Problem, Hidden]], share: float) -> str:
+    cells = len({problem.cell or problem.id for problem, _ in passed})
+    return (
+        f"tasks import: nothing is left for {split}: --held-out {share:g} is the share of the cells that a hash of their names "
+        f"picks, relatives together; found {cells} in field 'cell' (left out: the id) of {len(passed)} problems; allowed: more "
+        "of them, another --held-out, or all in one split (--split held_out: to measure on)"
+    )
+
+
+def _tell(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
 
 
 async def _gate(pairs: list[tuple[Problem, Hidden]], sandbox: str) -> list[gate.Outcome]:
@@ -128,7 +186,7 @@ def show(
 ) -> None:
     """One problem as a line of JSON, hidden part inside where it lies beside it: the format of `tasks import`."""
     try:
-        splits = [split] if split else _splits(pack)
+        splits = [split] if split else splits_in(pack)
         for name in splits:
             public = Lines((pack / file_name(name, "public")).read_bytes(), Problem)
             if not problem:
@@ -147,12 +205,6 @@ def show(
         looked = ", ".join(splits) or "none: no *.public.jsonl.zst there"
         console.print(f"tasks show: no problem {problem!r} in {pack} (splits: {looked})", markup=False, soft_wrap=True)
         raise typer.Exit(2)
-
-
-def _splits(pack: Path) -> list[str]:
-    """Those that the pack has, the known ones first and in their order."""
-    there = {path.name.removesuffix(_PUBLIC) for path in pack.glob(f"*{_PUBLIC}")}
-    return [name for name in SPLITS if name in there] + sorted(there - set(SPLITS))
 
 
 def _hidden(pack: Path, split: str, problem: str) -> Hidden:

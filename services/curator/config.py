@@ -19,3 +19,8 @@ class CuratorConfig(ServiceSettings):
     )
     curator_sandboxes: int = Field(2, ge=1, le=64, description="Sandboxes that the gate uses at a time.")
     curator_batch: int = Field(32, ge=1, le=1024, description="Problems that pass the gate together.")
+
+    @property
+    def formats(self) -> Path:
+        """Chat formats of runs' base checkpoints, as downloaded."""
+        return self.state / "cache" / "formats"

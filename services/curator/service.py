@@ -18,11 +18,13 @@ from shared.bus import Bus, Delivery
 from shared.contracts import topics
 from shared.contracts.messages import Alert, RunControl
 from shared.contracts.run import Ref, RunConfig
+from shared.formats.registry import load_format
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems.pack import PARTS, PackError, file_name, read_hidden, read_problems
 from shared.problems.schema import Hidden, Problem
 from shared.sandbox import Functions, SandboxUnavailable
 from shared.telemetry import Health
+from shared.weights.checkpoint_objects import download_directory
 
 AFTER_ERROR_RETRY_S = 2.0
 NO_SANDBOX_RETRY_S = 10.0
@@ -82,17 +84,19 @@ class Curator:
     async def _admit(self, run: str, ref: Ref) -> None:
         config, pairs, surprise = await asyncio.to_thread(self._load, run, ref)
         alerts: list[Alert] = []
+        reasons = await asyncio.to_thread(self._misfits, config, pairs)
+        fitting = [pair for pair in pairs if pair[0].id not in reasons]
         if await asyncio.to_thread(_made_here, self._config.packs, config):
-            passed = [problem for problem, _ in pairs]
+            passed = [problem for problem, _ in fitting]
         else:
-            outcomes = await self._gate(pairs)
+            outcomes = await self._gate(fitting)
             passed = [outcome.problem for outcome in outcomes if not outcome.reason]
-            reasons = {outcome.problem.id: outcome.reason for outcome in outcomes if outcome.reason}
+            reasons |= {outcome.problem.id: outcome.reason for outcome in outcomes if outcome.reason}
             unproven = [o.problem.id for o in outcomes if not o.reason and not o.proven]
-            if reasons:
-                alerts.append(admission.refused(run, reasons, len(pairs)))
             if unproven:
                 alerts.append(admission.unproven(run, unproven, len(pairs)))
+        if reasons:
+            alerts.append(admission.refused(run, reasons, len(pairs)))
         messages = list(admission.admitted(config, passed, surprise))
         await self._bus.publish_many(
             [(topics.PROBLEMS_ADMITTED, next(iter(message.problems)), message) for message in messages]
@@ -119,6 +123,18 @@ class Curator:
             what = f"{len(orphans)} problems have no hidden part, as {orphans[0]!r}" if orphans else "no problems in it"
             raise Unusable(f"pack {config.pack.key}: {what}")
         return config, [(problem, hidden[problem.id]) for problem in problems], surprise
+
+    def _misfits(self, config: RunConfig, pairs: list[tuple[Problem, Hidden]]) -> dict[str, str]:
+        """Problem id -> why the run's policy cannot be shown it. Of a base whose chat format is not known here nothing is
+        said: the rollout workers refuse the run by it."""
+        directory = self._config.formats / config.base.checksum
+        try:
+            chat = load_format(download_directory(self._objects, config.base, directory, weights=False))
+        except (KeyError, ValueError) as error:  # ObjectMissing is a KeyError; so is a card that lacks a field
+            log.warning("format_unknown", run=config.run, base=config.base.key, reason=str(error))
+            return {}
+        found = ((problem.id, chat.objection(problem)) for problem, _ in pairs)
+        return {name: f"{chat.name}: {objection}" for name, objection in found if objection}
 
     async def _gate(self, pairs: list[tuple[Problem, Hidden]]) -> list[gate.Outcome]:
         outcomes: list[gate.Outcome] = []

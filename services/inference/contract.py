@@ -32,6 +32,7 @@ from services.inference.wire import (
     decode,
     parse_generate,
 )
+from shared.telemetry_spans import span
 
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
 MAX_BODY = 64 << 20
@@ -128,9 +129,10 @@ class Contract(ABC):
 
             await events.send(await self._sample(http, asked, sampling, so_far))
 
-        if asked.stream:
-            return await streamed(http, tell)
-        return _json(await self._sample(http, asked, sampling, None))
+        with span("sample", http.headers, kind="server", rid=rid):
+            if asked.stream:
+                return await streamed(http, tell)
+            return _json(await self._sample(http, asked, sampling, None))
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         self._ready()

@@ -38,6 +38,7 @@ from shared.contracts.words import Words
 from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
+from shared.telemetry_spans import Span, span, span_about
 from shared.weights import WeightsError, checksum, read_manifest, rebuild
 from shared.weights.checkpoint_objects import download_directory
 
@@ -72,6 +73,7 @@ class WeightsAgent:
             None  # the manifest that the live weights were verified against; None: the base directory
         )
         self._announced: int | None = None  # the serial that the others believe to be served here
+        self._heard: dict[str, tuple[int, dict[str, str]]] = {}  # run -> the last version's serial, its word's headers
         self._unread: dict[str, Unread] = {}
         self._engine = engine
         self._changed = asyncio.Event()
@@ -91,6 +93,7 @@ class WeightsAgent:
             match delivery.message:
                 case PolicyPublished() as message:
                     self.following.published(message)
+                    self._heard[message.run] = (message.serial, delivery.headers)
                 case RunControl() as message if words.count(message):
                     self.following.control(message)
             delivery.done()
@@ -227,7 +230,8 @@ class WeightsAgent:
                     if self._announced != serial:
                         await self._serve(0.0)
                     return
-                pause = await self._load(serial, manifest, failures > 0)
+                with self._span("swap", serial):
+                    pause = await self._load(serial, manifest, failures > 0)
             except (WeightsError, ObjectMissing, OSError, ValueError) as error:
                 failures += 1
                 metrics.SWAP_FAILURES.inc()
@@ -243,8 +247,16 @@ class WeightsAgent:
             metrics.SWAPS.inc()
             metrics.SWAP_PAUSE.observe(pause)
             log.info("version_applied", run=self.run_id, serial=serial, pause_s=round(pause, 6))
-            await self._serve(pause)
+            with self._span("serve", serial):
+                await self._serve(pause)
             failures, delay = 0, FIRST_DELAY_S
+
+    def _span(self, name: str, serial: int) -> Span:
+        """Below the word that published the version, if it is the last one heard; else in the trace of the run."""
+        heard, headers = self._heard.get(self.run_id, (-1, {}))
+        if heard == serial:
+            return span(name, headers, run=self.run_id, serial=serial, replica=self.health.name)
+        return span_about(name, self.run_id, run=self.run_id, serial=serial, replica=self.health.name)
 
     def _serves(self, serial: int, manifest: Ref | None) -> bool:
         return self.live is not None and self.live.serial == serial and self._source == manifest

@@ -77,7 +77,13 @@ class Worker:
                     for item in asked.items:
                         about = item.key
                         together.enter_context(
-                            span("hidden tests", item.trace, attempt=about.attempt, epoch=about.epoch, job=len(asked.items))
+                            span(
+                                "hidden tests",
+                                item.trace,
+                                attempt=about.attempt,
+                                epoch=about.epoch,
+                                job=len(asked.items),
+                            )
                         )
                     answer = grader.work(asked)
             except SandboxUnavailable as error:

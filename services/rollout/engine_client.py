@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from services.rollout.generation import BadReply, Generation, RoutingShape, parse
+from shared.telemetry_spans import carry
 
 CONNECT_S = 1.0
 
@@ -88,7 +89,7 @@ class EngineClient:
             async with self._http.post(
                 f"{url}/generate",
                 data=request.body(routing is not None),
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json", **carry()},
                 timeout=self._generate_timeout,
             ) as response:
                 data, status = await response.read(), response.status

@@ -25,6 +25,7 @@ from services.rollout.fleet import Fleet, Replica, Wanted
 from services.rollout.generation import Generation, RoutingShape
 from shared.contracts.messages import PolicyApplied
 from shared.telemetry import Health
+from shared.telemetry_spans import span
 
 PROBE_EVERY_S = 0.3  # with PROBE_S: a stopped engine is noticed within a second
 PROBE_S = 0.6
@@ -137,6 +138,12 @@ class Session:
     nonce: str = field(default_factory=lambda: secrets.token_hex(2))  # a dead worker's requests may still run there
 
     async def generate(self, tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
+        with span("generate", kind="client", context_tokens=len(tokens)) as said:
+            generation = await self._generate(tokens, max_new_tokens, first_row)
+            said.note(replica=self.replica, tokens=len(generation.tokens), cached_tokens=generation.cached_tokens)
+            return generation
+
+    async def _generate(self, tokens: list[int], max_new_tokens: int, first_row: int) -> Generation:
         started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
         while True:
             replica = await self.inference.replica(self.wanted, self.replica)

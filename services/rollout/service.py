@@ -39,6 +39,7 @@ from shared.objects import ObjectMissing, Objects
 from shared.problems import Problem
 from shared.sandbox import Functions
 from shared.telemetry import Health
+from shared.telemetry_spans import Place, span, span_for
 
 UNACKNOWLEDGED = 8  # requests that the bus may hand over ahead: more would keep them from idle workers
 HELD_RETRY_S = 2.0  # requests of a paused run come back so often
@@ -161,12 +162,13 @@ class Worker:
             prepared = await self._prepare(request, delivery)
             if prepared is None:
                 return
-            await self.outbox.send(
-                topics.ATTEMPTS_PROGRESS, key.attempt, AttemptClaimed(run=request.run, key=key, worker=self.name)
-            )
-            delivery.done()
-            if not held.dropped:
-                await self._run(held, *prepared)
+            with span_for("attempt", delivery, place=Place.of(key.attempt, key.epoch), worker=self.name):
+                claim = AttemptClaimed(run=request.run, key=key, worker=self.name)
+                with span("claim"):
+                    await self.outbox.send(topics.ATTEMPTS_PROGRESS, key.attempt, claim)
+                delivery.done()
+                if not held.dropped:
+                    await self._run(held, *prepared)
         finally:
             metrics.RUNNING.labels(request.run).dec()
             if self.held.get(key.attempt) is held:
@@ -219,7 +221,8 @@ class Worker:
             stop = await held.running
             if agent.recorder.newest_version < 0:
                 raise InfrastructureError(f"ended ({stop}) before the first token was sampled")
-            trajectory = await self._store(request, agent, stop, {"worker": self.name, "replica": session.replica})
+            with span("store trajectory"):
+                trajectory = await self._store(request, agent, stop, {"worker": self.name, "replica": session.replica})
         except InfrastructureError as error:
             await self._failed(request, str(error))
             return

@@ -22,6 +22,7 @@ from shared.problems import Problem, values
 from shared.sandbox import CallResult, FunctionRun, Functions, SandboxUnavailable
 from shared.sandbox.problems import FileGone, NotOneFunction, run_of
 from shared.telemetry import Health
+from shared.telemetry_spans import span
 
 WINDOW_S = 0.002
 REMEMBERED = 8192
@@ -71,7 +72,8 @@ class VisibleTests:
             metrics.SANDBOX_RUNS.labels("memory").inc()
             return known
         started = time.monotonic()
-        results = await self._submit(wanted)
+        with span("visible tests", cases=len(wanted.args)):
+            results = await self._submit(wanted)
         metrics.SANDBOX_RUNS.labels("sandbox").inc()
         metrics.SANDBOX_SECONDS.inc(time.monotonic() - started)
         observation = first_failing(problem, results)

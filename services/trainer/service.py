@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import random
 import tempfile
 from collections import OrderedDict
@@ -39,6 +40,7 @@ from shared.contracts.topics import (
 from shared.contracts.words import Words
 from shared.objects import Objects
 from shared.telemetry import Health
+from shared.telemetry_spans import Place, Span, span, span_about
 
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
 A_RUN, GROUPS, THE_BUS = "a run to be started (runs.control)", "groups", "the bus"
@@ -180,7 +182,10 @@ class Service:
 
     async def _in_thread(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """In the one training thread: torch keeps its thread setting and autograd its graph there."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: function(*arguments, **options))
+        context = contextvars.copy_context()  # spans there hang below ours
+        return await asyncio.get_running_loop().run_in_executor(
+            self.thread, lambda: context.run(function, *arguments, **options)
+        )
 
     async def _open(self, run: str) -> TrainingRun:
         ref = self.runs[run].config
@@ -257,7 +262,8 @@ class Service:
                 metrics.IN_HAND.labels(run).set(len(hand))
                 if batch is not None:
                     self.health.clear(GROUPS)
-                    await self._step(training, batch)
+                    with _span(training, batch):
+                        await self._step(training, batch)
                     continue
                 if self.runs[run].state != "running":
                     await self._checkpoint(training)  # what comes now may still make a batch, but need not
@@ -298,7 +304,8 @@ class Service:
 
     async def _checkpoint(self, training: TrainingRun) -> None:
         if training.has_uncheckpointed_steps:
-            await self._in_thread(training.checkpoint)
+            with span("checkpoint"):
+                await self._in_thread(training.checkpoint)
 
     async def _untrainable(self, ready: GroupReady, reason: str) -> None:
         if self.training is not None and self.training.run == ready.run:
@@ -329,6 +336,16 @@ class Service:
             elif isinstance(message, Alert):
                 metrics.ALERTS.labels(message.run, message.name).inc()
                 log.error(message.name, what=message.what, examples=message.examples)
+
+
+def _span(training: TrainingRun, batch: list[samples.Sample]) -> Span:
+    """Of a step, linked to the attempts that it trains. Its version's publication hangs below, and what becomes of that."""
+    run, incarnation, step = training.run, training.mine.incarnation, training.step + 1
+    links = (Place.of(member.attempt, member.epoch) for sample in batch for member in sample.ready.members)
+    subject = f"{run}/{incarnation}/{step}"
+    return span_about(
+        "training step", subject, links=links, run=run, incarnation=incarnation, step=step, groups=len(batch)
+    )
 
 
 async def serve(settings: TrainerSettings, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event) -> None:

@@ -41,6 +41,7 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, GROUPS_QUARANTINED, POLICIES_PUBLISHED, STEPS_COMMITTED, Topic
 from shared.model import Transformer, load_checkpoint
 from shared.objects import ObjectMissing, Objects
+from shared.telemetry_spans import span
 from shared.weights.checkpoint_objects import download_directory
 
 Announcement = tuple[Topic, msgspec.Struct]
@@ -224,7 +225,8 @@ class TrainingRun:
         attempts = sum(len(sample.ready.members) for sample, _ in good)
         measure = self.step % MEASURE_REPLAY_EVERY == 0
         progress = max(sample.ready.progress for sample, _ in good)
-        trained = self.trainer.train(batch, attempts, self.step + 1, progress=progress, measure_replay=measure)
+        with span("update", attempts=attempts, sequences=len(batch)):
+            trained = self.trainer.train(batch, attempts, self.step + 1, progress=progress, measure_replay=measure)
         if not trained.applied:
             self._refuse(result, [sample for sample, _ in good])
             return result
@@ -235,7 +237,8 @@ class TrainingRun:
             return result
         self.step += 1
         now = time.perf_counter()
-        result.published = self._publish({sample.ready.group: age for sample, age in kept})
+        with span("publish weights"):
+            result.published = self._publish({sample.ready.group: age for sample, age in kept})
         metrics = trained.metrics | self._describe(kept) | {"seconds_publish": time.perf_counter() - now}
         metrics["seconds_step"] = time.perf_counter() - began
         self.trained |= {sample.ready.group for sample, _ in kept}

@@ -12,12 +12,13 @@ import heapq
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import structlog
 
+from shared import telemetry_spans
 from shared.bus import BusUnavailable, metrics
 from shared.bus.tracking import OffsetTracker, write_ranges
 from shared.contracts.topics import Topic
@@ -61,7 +62,7 @@ class Lease:
 class Received:
     """A delivery (shared.bus.Delivery). Its methods may be called from any thread; only the first call counts."""
 
-    __slots__ = ("_inbox", "data", "headers", "key", "lease", "message", "offset", "taken", "topic")
+    __slots__ = ("_inbox", "data", "headers", "key", "lease", "message", "offset", "taken", "taken_ns", "topic")
 
     def __init__(
         self, inbox: Inbox, lease: Lease, key: str, message: Any, headers: dict[str, str], offset: int, data: bytes
@@ -74,6 +75,7 @@ class Received:
         self.data = data
         self.lease = lease
         self.taken = False  # with the consumer now; under the inbox's lock
+        self.taken_ns = 0  # Unix time of that
         self._inbox = inbox
 
     def done(self) -> None:
@@ -166,7 +168,9 @@ class Inbox:
                 if reason is not None:
                     self.skip(item, reason)
             return [(item, None) for item, _ in settled]
-        self._count("done", (item for item, reason in settled if reason is None))
+        for topic, items in _by_topic([item for item, _ in settled]).items():
+            metrics.meter(topic, self.group).taken(items)
+        self._count("done", [item for item, reason in settled if reason is None])
         return settled
 
     def skip(self, item: Received, reason: str) -> None:
@@ -178,8 +182,8 @@ class Inbox:
         self._count("buried", items)
 
     def _count(self, answer: str, items: Iterable[Received]) -> None:
-        for topic, count in Counter(item.topic.name for item in items).items():  # together, and not with every message
-            metrics.meter(topic, self.group).answered(answer, count)
+        for topic, some in _by_topic(items).items():
+            metrics.meter(topic, self.group).answered(answer, len(some))
 
     def withdraw(self, lease: Lease) -> int:
         """Forgets what was read of `lease` and nobody has taken. Returns how many of it are in flight."""
@@ -240,7 +244,7 @@ class Inbox:
             if item is not None:
                 if wanted:  # else it looks by itself; to wake it for every message would cost a look each
                     self._wake()
-                metrics.meter(item.topic.name, self.group).taken(item.headers)
+                item.taken_ns = time.time_ns()
                 return item
             try:
                 if due_in is None:
@@ -270,8 +274,10 @@ class Inbox:
 
     def settle(self, item: Received, reason: str | None) -> None:
         with self._lock:
-            if self._give_back(item):
-                self._settled.append((item, reason))
+            if not self._give_back(item):
+                return
+            self._settled.append((item, reason))
+        telemetry_spans.processed(item, self.group, item.taken_ns, reason)
 
     def park(self, item: Received, after_s: float) -> None:
         with self._lock:
@@ -280,7 +286,9 @@ class Inbox:
             if item.lease.live and item.lease.revoke_by is None and not self.closed:
                 heapq.heappush(self._parked, (time.monotonic() + max(0.0, after_s), next(self._order), item))
                 self._notify()
-        metrics.meter(item.topic.name, self.group).answered("retried")
+        meter = metrics.meter(item.topic.name, self.group)
+        meter.taken([item])
+        meter.answered("retried")
 
     # Under the lock.
 
@@ -331,6 +339,14 @@ class Inbox:
         if self._waiting and self._loop:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._event.set)
+
+
+def _by_topic(items: Iterable[Received]) -> dict[str, list[Received]]:
+    """To count together, and not with every message."""
+    found: dict[str, list[Received]] = {}
+    for item in items:
+        found.setdefault(item.topic.name, []).append(item)
+    return found
 
 
 class Deliveries(AsyncIterator[Received]):

@@ -21,14 +21,18 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import OffsetSpec
 from kafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     KafkaError,
     NotCoordinatorError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
 )
 
+from shared import telemetry_spans
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
@@ -47,6 +51,7 @@ FLUSH_WITHIN_S = 3.0  # of commits, when somebody asks for a lag: longer than an
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+UNSEEN = (UnknownTopicOrPartitionError.errno, TopicAuthorizationFailedError.errno)  # not there, or not for us
 T = TypeVar("T")
 log = structlog.get_logger()
 
@@ -81,9 +86,14 @@ class KafkaBus:
         await self.publish_many([(topic, key, message)])
 
     async def publish_many(self, items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
-        encoded = [(topic, key, *codec.encode(topic, message)) for topic, key, message in items]
-        if encoded:
-            await asyncio.wrap_future(await self._in_thread(lambda: self.send(encoded)))
+        with telemetry_spans.sending() as sending:
+            encoded = []
+            for topic, key, message in items:
+                data, headers = codec.encode(topic, message)
+                sending.message(topic, key, message, data, headers)
+                encoded.append((topic, key, data, headers))
+            if encoded:
+                await asyncio.wrap_future(await self._in_thread(lambda: self.send(encoded)))
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         self._refuse_if_closed()
@@ -220,7 +230,15 @@ class KafkaBus:
         if not wanted:
             return
         admin = self._open_admin()
-        make(admin, self.cluster, wanted.values())
+        unseen = [found["name"] for found in admin.describe_topics(list(wanted)) if found["error_code"] in UNSEEN]
+        if unseen:  # to ask for one that is there is refused, too, where we may use topics and make none
+            try:
+                make(admin, self.cluster, [wanted[name] for name in unseen])
+            except TopicAuthorizationFailedError:
+                raise BusUnavailable(
+                    f"{self.cluster}: user {self.cluster.user!r} may neither use nor make {', '.join(sorted(unseen))}. Where "
+                    "they are not there: `etude topics apply`; where they are: `etude topics acl check` (docs/access.md)"
+                ) from None
         admin.wait_for_topics(list(wanted), timeout_ms=READY_WITHIN_MS)
         for found in admin.describe_topics(list(wanted)):
             name, partitions = found["name"], len(found["partitions"])
@@ -236,16 +254,14 @@ class KafkaBus:
         names = {self.cluster.physical(topic.name): topic for topic in topics}
         partitions = [TopicPartition(name, p) for name, topic in names.items() for p in range(topic.partitions)]
         group = self.cluster.physical(group)
-        committed = self._open_admin().list_group_offsets({group: partitions})[group]
-        consumer = connected(KafkaConsumer, **self._options(), group_id=None, allow_auto_create_topics=False)
-        try:
-            first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-        finally:
-            consumer.close()
+        admin = self._open_admin()
+        committed = admin.list_group_offsets({group: partitions})[group]
+        first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+        end = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
         lag = dict.fromkeys((topic.name for topic in topics), 0)
         for partition in partitions:
             position = committed[partition].offset if partition in committed else -1
-            lag[names[partition.topic].name] += end[partition] - max(position, first[partition])
+            lag[names[partition.topic].name] += end[partition].offset - max(position, first[partition].offset)
         return lag
 
     def _drop_admin(self) -> None:

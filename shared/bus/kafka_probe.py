@@ -43,7 +43,9 @@ class Probe:
                 self._admin = connected(
                     KafkaAdminClient, **{**self._cluster.options(), **limits, "client_id": self._client}
                 )
-            self._admin.describe_cluster()
+            # Of no topic. To describe the cluster would also ask what we may do with it, and a broker with rules logs each time
+            # that it refused to say.
+            self._admin.describe_topics([])
         except Exception as error:  # kafka-python's loop tells its own death by whatever ended it
             self._drop()  # the next question is asked anew: nothing of an old connection's troubles lives on
             raise BusUnavailable(f"{self._cluster}: {type(error).__name__}: {error}") from None

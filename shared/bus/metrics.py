@@ -6,8 +6,8 @@ Only members of a group count: who reads a topic from its start reads messages o
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -17,7 +17,7 @@ from shared.contracts.codec import TIME_HEADER
 
 AGE = Histogram(
     "etude_bus_delivery_age_seconds",
-    "From a message's publication to the moment when a consumer of the group took it.",
+    "From a message's publication to the moment when a consumer of the group took it; counted when it is answered.",
     ["topic", "group"],
     buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
 )
@@ -48,6 +48,13 @@ class Holder(Protocol):
         """Seconds; 0 when nothing is held."""
 
 
+class Taken(Protocol):
+    """A delivery that a consumer took."""
+
+    taken_ns: int  # Unix time of that
+    headers: dict[str, str]
+
+
 _holders: dict[str, WeakSet[Holder]] = {}
 
 
@@ -63,6 +70,19 @@ def watch(holder: Holder, group: str | None) -> None:
     _holders[group].add(holder)
 
 
+def observe(histogram: Histogram, values: list[float]) -> None:
+    """As `histogram.observe` of each value, at a third of the cost where there are many: each bucket counts once. The only
+    place that knows its insides."""
+    buckets, bounds = histogram._buckets, histogram._upper_bounds
+    counts = [0] * len(buckets)
+    for value in values:
+        counts[bisect_left(bounds, value)] += 1
+    for bucket, count in zip(buckets, counts, strict=True):
+        if count:
+            bucket.inc(count)
+    histogram._sum.inc(sum(values))
+
+
 class Meter:
     """Of one topic and group. A label is looked up once here, not with every message."""
 
@@ -73,13 +93,16 @@ class Meter:
         # Answers begin at 0: a counter that is born with its first event shows no increase.
         self._answers = {kind: ANSWERS.labels(topic, group, kind) for kind in KINDS}
 
-    def taken(self, headers: Mapping[str, str]) -> None:
+    def taken(self, deliveries: Iterable[Taken]) -> None:
         """Clocks of two machines may differ: an age below zero counts as zero. A message without a time has none."""
-        try:
-            age = time.time() - float(headers[TIME_HEADER])
-        except (KeyError, ValueError):
-            return
-        self._age.observe(max(0.0, age))
+        ages = []
+        for delivery in deliveries:
+            try:
+                age = delivery.taken_ns * 1e-9 - float(delivery.headers[TIME_HEADER])
+            except (KeyError, ValueError):
+                continue
+            ages.append(max(0.0, age))
+        observe(self._age, ages)
 
     def answered(self, answer: str, count: int = 1) -> None:
         self._answers[answer].inc(count)
@@ -90,7 +113,7 @@ class Silent:
 
     __slots__ = ()
 
-    def taken(self, headers: Mapping[str, str]) -> None:
+    def taken(self, deliveries: Iterable[Taken]) -> None:
         pass
 
     def answered(self, answer: str, count: int = 1) -> None:

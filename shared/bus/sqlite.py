@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared import telemetry_spans
 from shared.bus import BusUnavailable
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Inbox
@@ -60,11 +61,13 @@ class SqliteBus:
 
     async def publish_many(self, items: Sequence[tuple[Topic, str, msgspec.Struct]]) -> None:
         rows = []
-        for topic, key, message in items:
-            data, headers = codec.encode(topic, message)
-            rows.append(Row(topic.name, partition_of(key, topic.partitions), key, data, json.dumps(headers)))
-        if rows:
-            await asyncio.wrap_future(self._worker.append(rows))
+        with telemetry_spans.sending() as sending:
+            for topic, key, message in items:
+                data, headers = codec.encode(topic, message)
+                sending.message(topic, key, message, data, headers)
+                rows.append(Row(topic.name, partition_of(key, topic.partitions), key, data, json.dumps(headers)))
+            if rows:
+                await asyncio.wrap_future(self._worker.append(rows))
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         inbox = Inbox(max_in_flight, self._worker.wake, group)

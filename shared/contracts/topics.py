@@ -1,8 +1,10 @@
-"""Every topic: its name, key, partitions and whether it is compacted. The single place where they are declared."""
+"""Every topic: its name, key, partitions and whether it is compacted; and who uses it, how. The single place where they are
+declared."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -56,3 +58,111 @@ RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1, retention_h=
 ALERTS = Topic("alerts", (m.Alert,), partitions=1)
 
 TOPICS: dict[str, Topic] = {t.name: t for t in list(globals().values()) if isinstance(t, Topic)}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one of us does with the topics. On a cluster with rules it may do that and no more (`etude topics acl`).
+
+    `writes`: publishes. `hears`: reads from the beginning, in no group. `takes`: by group, what it reads as one of that group;
+    what it cannot read it buries. A group that ends with a dot stands for all whose names begin so. `counts`: by group, of
+    which topics it asks how much that group has not acknowledged.
+    """
+
+    writes: tuple[Topic, ...] = ()
+    hears: tuple[Topic, ...] = ()
+    takes: Mapping[str, tuple[Topic, ...]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[Topic, ...]] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> tuple[Topic, ...]:
+        return tuple(dict.fromkeys(topic for topics in self.takes.values() for topic in topics))
+
+
+SERVICES = {
+    "curator": Access(writes=(PROBLEMS_ADMITTED, ALERTS), takes={"curator": (RUNS_CONTROL,)}),
+    "scheduler": Access(
+        writes=(ROLLOUTS_REQUESTED, ATTEMPTS_CANCEL, GROUPS_READY, RUNS_CONTROL, ALERTS),
+        takes={
+            "scheduler": (
+                PROBLEMS_ADMITTED,
+                ATTEMPTS_PROGRESS,
+                ROLLOUTS_FINISHED,
+                ROLLOUTS_SCORED,
+                GROUPS_QUARANTINED,
+                STEPS_COMMITTED,
+                POLICIES_PUBLISHED,
+                POLICIES_APPLIED,
+                RUNS_CONTROL,
+                ALERTS,
+            )
+        },
+    ),
+    "rollout": Access(
+        writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED),
+        hears=(POLICIES_APPLIED, RUNS_CONTROL, ATTEMPTS_CANCEL),
+        takes={"rollout": (ROLLOUTS_REQUESTED,)},
+    ),
+    "inference": Access(writes=(POLICIES_APPLIED,), hears=(RUNS_CONTROL, POLICIES_PUBLISHED)),
+    "reward": Access(writes=(ROLLOUTS_SCORED, ALERTS), hears=(RUNS_CONTROL,), takes={"reward": (ROLLOUTS_FINISHED,)}),
+    "grader": Access(),  # it hears by Celery and answers by the object store
+    "trainer": Access(
+        # groups.ready: one that is superseded gives back what was meant for its heir.
+        writes=(POLICIES_PUBLISHED, STEPS_COMMITTED, GROUPS_QUARANTINED, GROUPS_READY, ALERTS),
+        hears=(RUNS_CONTROL,),
+        takes={"trainer": (GROUPS_READY,), "trainer.": (GROUPS_READY,)},  # the latter: of one run alone
+    ),
+    "evaluator": Access(
+        writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED),
+        takes={"evaluator": (EVALS_REQUESTED, ROLLOUTS_SCORED, ROLLOUTS_FINISHED, ATTEMPTS_PROGRESS)},
+    ),
+    "console": Access(
+        writes=(RUNS_CONTROL,),
+        hears=(
+            RUNS_CONTROL,
+            STEPS_COMMITTED,
+            ROLLOUTS_FINISHED,
+            ROLLOUTS_SCORED,
+            POLICIES_PUBLISHED,
+            POLICIES_APPLIED,
+            EVALS_FINISHED,
+            ALERTS,
+        ),
+        counts={
+            "scheduler": (PROBLEMS_ADMITTED, ROLLOUTS_SCORED, STEPS_COMMITTED),
+            "rollout": (ROLLOUTS_REQUESTED,),
+            "reward": (ROLLOUTS_FINISHED,),
+            "trainer": (GROUPS_READY,),
+        },
+    ),
+}
+# As shared.bus.dead_letters declares them, but for what they carry.
+_LETTERS = tuple(Topic(topic.dead_letter, (), partitions=1, retention_h=YEAR_H) for topic in TOPICS.values())
+PEOPLE = {
+    "cli": Access(  # `etude start`, `stop`, …, `demo`, `eval`
+        writes=(RUNS_CONTROL, EVALS_REQUESTED),
+        hears=(
+            RUNS_CONTROL,
+            ROLLOUTS_REQUESTED,
+            ROLLOUTS_FINISHED,
+            ROLLOUTS_SCORED,
+            GROUPS_READY,
+            STEPS_COMMITTED,
+            POLICIES_PUBLISHED,
+            POLICIES_APPLIED,
+            EVALS_FINISHED,
+            ALERTS,
+        ),
+        counts={"scheduler": (RUNS_CONTROL,)},
+    ),
+    "dlq": Access(  # `etude dlq`: what is put back goes to any topic
+        writes=tuple(TOPICS.values()),
+        hears=_LETTERS,
+        takes={"dlq.replayed": _LETTERS},
+        counts={"dlq.nobody": _LETTERS},
+    ),
+    "exporter": Access(  # whoever measures lag, for Prometheus or to scale by it
+        counts={group: topics for one in SERVICES.values() for group, topics in one.takes.items()}
+    ),
+}
+ACCESS: dict[str, Access] = {**SERVICES, **PEOPLE}

@@ -57,6 +57,10 @@ class Format(Protocol):
     def prompt(self, problem: Problem, files: dict[str, str], summary: tuple[int, ...] = ()) -> list[int]:
         """The task as tokens, with the present state of the files. `summary`: ids of a self-summary, as they were."""
 
+    def objection(self, problem: Problem) -> str:
+        """Why no attempt at the problem can be made: the field, what was found, what is allowed. Empty: it can. Never
+        raises."""
+
     def actions(self, completion: list[int]) -> list[Action]:
         """The calls in one generation, in order; a broken one is the last. Never raises."""
 

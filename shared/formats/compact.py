@@ -28,6 +28,7 @@ from shared.problems import Problem, values
 NAME = "compact-1"
 MAX_LINES, MAX_CASES, MAX_INDENT, INDENT = 48, 8, 8, 4
 MAX_ARGS, MAX_EXPECTED, MAX_GOT = 64, 32, 16  # tokens of a shown value before <cut>
+MIN_ROOM = 32  # tokens that a prompt leaves for the attempt: an edit of 20, <test>, its answer, <submit>, and some air
 
 CONTROL = (
     "<pad>", "<task>", "<tests>", "<t>", "<got>", "<edit>", "<undo>", "<test>", "<submit>", "<sum>", "<done>", "<obs>",
@@ -103,7 +104,7 @@ class Compact:
 
     def code(self, text: str) -> list[int]:
         """<task> and the numbered lines of a file. Raises FormatError beyond MAX_LINES lines."""
-        lines = text.rstrip("\n").split("\n")
+        lines = _lines(text)
         if len(lines) > MAX_LINES:
             raise FormatError(f"a file of {len(lines)} lines; {NAME} writes at most {MAX_LINES}")
         ids = [self.task]
@@ -118,6 +119,13 @@ class Compact:
 
     def prompt(self, problem: Problem, files: dict[str, str], summary: tuple[int, ...] = ()) -> list[int]:
         """What the broken code returned is shown only while the files are the problem's own. Raises FormatError."""
+        ids = self._prompt(problem, files, summary)
+        if len(ids) >= self.context:
+            raise FormatError(f"problem {problem.id}: a prompt of {len(ids)} tokens; the context holds {self.context}")
+        return ids
+
+    def _prompt(self, problem: Problem, files: dict[str, str], summary: tuple[int, ...] = ()) -> list[int]:
+        """However long it gets."""
         if len(files) != 1:
             raise FormatError(f"problem {problem.id}: found {len(files)} files; {NAME} writes exactly one")
         (text,) = files.values()
@@ -135,9 +143,27 @@ class Compact:
         if summary:
             ids += [self.sum, *summary]
         ids.append(self.end)
-        if len(ids) >= self.context:
-            raise FormatError(f"problem {problem.id}: a prompt of {len(ids)} tokens; the context holds {self.context}")
         return ids
+
+    def objection(self, problem: Problem) -> str:
+        """More visible cases than MAX_CASES are none: the agent's tests run them all, the prompt shows the first."""
+        if len(problem.files) != 1:
+            names = ", ".join(sorted(problem.files))
+            return f"field 'files': found {len(problem.files)} files ({names:.80}); allowed: exactly one"
+        ((path, text),) = problem.files.items()
+        if (lines := len(_lines(text))) > MAX_LINES:
+            return f"field 'files[{path}]': found {lines} lines; allowed: at most {MAX_LINES}"
+        most = self.context - MIN_ROOM
+        try:
+            code, whole = len(self.code(text)), len(self._prompt(problem, problem.files))
+        except ValueError as error:  # a pack of others may hold values that nobody has checked
+            return f"field 'visible': {error}"
+        if whole > most:
+            return (
+                f"fields 'files' and 'visible': found a prompt of {whole} tokens, {code} of them the code; allowed: at most "
+                f"{most} (a context of {self.context}, less {MIN_ROOM} for the attempt)"
+            )
+        return ""
 
     def fits(self, problem: Problem, room: int) -> bool:
         """Whether the problem can be written, with `room` tokens of the context left for the attempt."""
@@ -240,6 +266,11 @@ class Compact:
     def _cut(self, text: str, limit: int) -> list[int]:
         ids = self._encode(text)
         return list(ids) if len(ids) <= limit else [*ids[:limit], self.cut]
+
+
+def _lines(text: str) -> list[str]:
+    """Of a file, as they are numbered."""
+    return text.rstrip("\n").split("\n")
 
 
 def _shown(value: str) -> str:

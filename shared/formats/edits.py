@@ -43,6 +43,14 @@ def apply_edit(files: dict[str, str], action: Action) -> dict[str, str]:
     return {path: "\n".join(lines)}
 
 
+def reachable(before: str, after: str) -> bool:
+    """Whether edits make the one text of the other: as many lines, each indented as it was."""
+    old, new = before.rstrip("\n").split("\n"), after.rstrip("\n").split("\n")
+    return len(old) == len(new) and all(
+        a == b or indentation(a) == indentation(b) for a, b in zip(old, new, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """The files of an attempt and what `undo` returns to. Immutable: every step gives a new one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shared.problems.schema import Case, Hidden, Problem, ProblemError, parse_line
@@ -13,13 +15,27 @@ _MAX_ERRORS = 20  # named in one message
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A problem and the line of the file that it stands on, counted from 1."""
+
+    number: int
+    problem: Problem
+    hidden: Hidden
+
+
 def import_jsonl(path: Path) -> list[tuple[Problem, Hidden]]:
     """In the order of the file; empty lines are skipped. Raises ProblemError that names every bad line and its field."""
+    return [(line.problem, line.hidden) for line in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """As `import_jsonl`, with the numbers of the lines."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemError(f"{path}: {error}") from None
-    pairs: list[tuple[Problem, Hidden]] = []
+    read: list[Line] = []
     errors: list[str] = []
     first: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -36,13 +52,18 @@ def import_jsonl(path: Path) -> list[tuple[Problem, Hidden]]:
             errors.append(str(error))
             continue
         first[problem.id] = number
-        pairs.append((problem, hidden))
+        read.append(Line(number, problem, hidden))
     if errors:
-        more = f"\n… and {len(errors) - _MAX_ERRORS} more" if len(errors) > _MAX_ERRORS else ""
-        raise ProblemError(f"{path}:\n" + "\n".join(errors[:_MAX_ERRORS]) + more)
-    if not pairs:
+        raise ProblemError(f"{path}:\n{listed(errors)}")
+    if not read:
         raise ProblemError(f"{path}: no problems in it; one JSON object a line is expected (docs/problems.md)")
-    return pairs
+    return read
+
+
+def listed(reasons: Sequence[str]) -> str:
+    """One a line; of very many the first, and how many more there are."""
+    more = [f"… and {len(reasons) - _MAX_ERRORS} more"] if len(reasons) > _MAX_ERRORS else []
+    return "\n".join([*reasons[:_MAX_ERRORS], *more])
 
 
 def entry_of(problem: Problem) -> tuple[str, str]:

@@ -8,12 +8,14 @@ zstandard version).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 import zstandard
 
 from shared.problems.schema import Hidden, Problem, ProblemError
+from shared.problems.splits import SPLITS
 
 MAX_PACK_BYTES = 1 << 30  # decompressed
 _LEVEL = 12
@@ -28,6 +30,13 @@ PRETRAIN = "pretrain.jsonl.zst"  # functions of the train split, beside its prob
 def file_name(split: str, part: Part) -> str:
     """Of a part of a split in the directory of a pack."""
     return f"{split}.{part}.jsonl.zst"
+
+
+def splits_in(directory: Path) -> list[str]:
+    """Those whose public part the directory of a pack has, the known ones first and in their order."""
+    ending = file_name("", "public")
+    there = {path.name.removesuffix(ending) for path in directory.glob(f"*{ending}")}
+    return [name for name in SPLITS if name in there] + sorted(there - set(SPLITS))
 
 
 class PackError(ProblemError):

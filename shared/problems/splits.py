@@ -4,12 +4,19 @@ Only modules of `train` may serve pretraining and SFT. That holds for code that 
 machine, with other versions, a pack may be.
 
 Distributions of corpus.txt serve pretraining alone: all of their modules are `train`, wherever they are installed.
+
+Problems of one's own are practised on or held out, by a hash of their relatives (`own_splits`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from importlib import resources
+
+import xxhash
+
+from shared.problems.schema import Hidden, Problem
 
 SPLITS = ("train", "rl", "dev", "held_out")
 # Training streams and RL need many functions, the report needs 150 held-out ones.
@@ -38,3 +45,14 @@ def split_of(distribution: str, module: str) -> str:
             return name
         place -= size
     return "train"
+
+
+def own_splits(pairs: Iterable[tuple[Problem, Hidden]], held_out: float) -> dict[str, list[tuple[Problem, Hidden]]]:
+    """`rl` and `held_out`, relatives together; `held_out` is the expected share, of relatives. By their hash alone, so that a
+    problem stays where it is when others come or go; either split may be empty."""
+    splits: dict[str, list[tuple[Problem, Hidden]]] = {"rl": [], "held_out": []}
+    for problem, hidden in pairs:
+        relatives = problem.cell or problem.id
+        held = xxhash.xxh3_64_intdigest(relatives.encode()) % 1000 < held_out * 1000
+        splits["held_out" if held else "rl"].append((problem, hidden))
+    return splits

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+import etude
 from services.curator import build
 from services.curator.config import CuratorConfig
 from services.curator.service import serve
@@ -23,8 +25,14 @@ from shared.objects import Objects
 from shared.problems import Case, Hidden, Problem
 from shared.problems.pack import write
 from shared.telemetry import Health
+from shared.weights.checkpoint_objects import upload_directory
 
 RUN = "r-test"
+BASE = Path(etude.__file__).parent / "data" / "base"
+MISFITS = {
+    "two": {"f.py": "def f(a):\n    return a - 1\n", "g.py": ""},
+    "long": {"f.py": "def f(a):\n    return a - 1\n" + "# a\n" * 60},
+}
 
 
 def pair(name: str, *, broken: str = "a - 1", solution: str | None = "a + 1") -> tuple[Problem, Hidden]:
@@ -44,6 +52,14 @@ def pair(name: str, *, broken: str = "a - 1", solution: str | None = "a + 1") ->
     )
 
 
+def policy(directory: Path) -> Path:
+    """What tells the chat format of the base policy."""
+    directory.mkdir()
+    for name in ("config.json", "etude.json", "tokenizer.json"):
+        shutil.copy(BASE / name, directory / name)
+    return directory
+
+
 @dataclass
 class World:
     config: CuratorConfig
@@ -54,8 +70,8 @@ class World:
         public = self.objects.put("packs/a.public", write(problem for problem, _ in pairs))
         return public, self.objects.put("packs/a.hidden", write(hidden for _, hidden in pairs))
 
-    async def start(self, pack: Ref, pack_hidden: Ref, run: str = RUN) -> None:
-        config = RunConfig(run=run, base=pack, pack=pack, pack_hidden=pack_hidden)
+    async def start(self, pack: Ref, pack_hidden: Ref, run: str = RUN, base: Ref | None = None) -> None:
+        config = RunConfig(run=run, base=base or pack, pack=pack, pack_hidden=pack_hidden)
         ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
         await self.bus.publish(topics.RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
 
@@ -124,7 +140,7 @@ def test_only_what_its_solution_solves_and_its_broken_state_does_not_is_admitted
 def test_a_pack_made_here_passes_without_a_second_gate_and_a_changed_one_does_not(tmp_path: Path):
     async def scene(world: World) -> None:
         wrong = [pair("p1", solution="a + 2"), pair("p2")]  # the gate would refuse p1: only trust lets it pass
-        build.write_own(tmp_path / "packs" / "mine", "rl", list(wrong))
+        build.write_own(tmp_path / "packs" / "mine", {"rl": wrong})
         refs = [
             world.objects.put_file(f"packs/{part}", tmp_path / "packs" / "mine" / f"rl.{part}.jsonl.zst")
             for part in ("public", "hidden")
@@ -137,6 +153,40 @@ def test_a_pack_made_here_passes_without_a_second_gate_and_a_changed_one_does_no
             problems = {batch.run: sorted(batch.problems) for batch in admitted}
             assert problems == {RUN: ["p1", "p2"], "r-other": ["p2", "p3"]}
             assert [alert.run for alert in alerts] == ["r-other"]
+
+        await world.life(until)
+
+    play(tmp_path, scene)
+
+
+def test_what_the_policy_of_a_run_cannot_be_shown_is_refused_with_its_reason_even_from_a_pack_made_here(tmp_path: Path):
+    async def scene(world: World) -> None:
+        base = upload_directory(world.objects, "base", policy(tmp_path / "policy"))
+        two, long = (msgspec.structs.replace(pair(name)[0], files=files) for name, files in MISFITS.items())
+        pairs = [(two, pair("two")[1]), pair("good"), (long, pair("long")[1])]
+        build.write_own(tmp_path / "packs" / "mine", {"rl": pairs})
+        refs = [
+            world.objects.put_file(f"packs/{part}", tmp_path / "packs" / "mine" / f"rl.{part}.jsonl.zst")
+            for part in ("public", "hidden")
+        ]
+        await world.start(refs[0], refs[1], base=base)
+        await world.start(*world.pack([*pairs, pair("right", broken="a + 1")]), run="r-other", base=base)
+
+        async def until() -> None:
+            admitted, alerts = await world.collect(4)
+            assert {batch.run: list(batch.problems) for batch in admitted} == {RUN: ["good"], "r-other": ["good"]}
+            reasons = {
+                alert.run: dict(example.split(": ", 1) for example in alert.examples)
+                for alert in alerts
+                if alert.name == "problems_refused"
+            }
+            misfits = {
+                "two": "compact-1: field 'files': found 2 files (f.py, g.py); allowed: exactly one",
+                "long": "compact-1: field 'files[f.py]': found 62 lines; allowed: at most 48",
+            }
+            assert reasons[RUN] == misfits
+            assert reasons["r-other"].pop("right").startswith("no-op: ")
+            assert reasons["r-other"] == misfits
 
         await world.life(until)
 

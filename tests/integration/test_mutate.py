@@ -202,7 +202,7 @@ def test_what_is_left_of_a_pack_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_imported_problems_are_not_replaced_by_mined_ones(tmp_path: Path) -> None:
-    build.write_own(tmp_path / "mine", "rl", [])
+    build.write_own(tmp_path / "mine", {"rl": []})
     before = sorted((tmp_path / "mine").iterdir())
     done = mutate(tmp_path / "mine")
     assert (done.returncode, sorted((tmp_path / "mine").iterdir())) == (2, before)

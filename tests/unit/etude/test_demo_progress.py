@@ -93,7 +93,9 @@ def test_the_plot_says_that_practice_is_on_other_problems_and_counts_ages_in_who
     progress = Progress()
     for number in range(1, 8):
         progress.see(step(number, 0.3), NOW + 60 * number)
-    figures = {key: 0.3 for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "first_edit", "best_of_k")}
+    figures = {key: 0.3 for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "first_edit", "best_of_k")} | {
+        "k": 2.0
+    }
     evaluation = {
         "figures": {**figures, "tokens_per_solved": 9.0, "problems": 4, "samples": 2, "infrastructure_errors": 0},
         "problems": {},

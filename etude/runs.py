@@ -1,0 +1,228 @@
+"""Commands about runs: begin one, list them, and what a person may do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json as texts
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.commands import Retry, State
+
+if TYPE_CHECKING:
+    from etude.acting import Action
+    from etude.standing import Standing, Standings
+    from shared.settings import ServiceSettings
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's id; left out: the only one that is not finished.")
+]
+Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
+SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
+
+
+def register(app: typer.Typer) -> None:
+    for command in (start, runs, pause, resume, stop, rollback):
+        app.command()(command)
+
+
+def start(
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Pack to practise on; made if there is none. Left out: .cache/pack, kept up to date."),
+    ] = None,
+    problems: Annotated[
+        Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
+    steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
+    base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
+    retry: Retry = "fresh",
+    config: Annotated[
+        Path | None, typer.Option(help="JSON of what the run shall learn with instead of its defaults (docs/run.md).")
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Stop the run that goes on and start at once. Its step in hand is finished and saved, its attempts are "
+            "dropped, and groups that wait for the trainer stay untrained; `etude stop` first trains them.",
+        ),
+    ] = False,
+    state: State = Path(".etude"),
+) -> None:
+    """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return when
+    the scheduler has taken it up.
+
+    One run at a time: the trainer and the engines follow the one started
+    last, and do not come back to an earlier one, which would go on asking
+    for attempts that no engine serves. So nothing is started while another
+    run is running, paused or stopping.
+    """
+    from etude.demo import DemoOptions
+    from etude.start import run
+
+    options = DemoOptions(
+        pack=pack,
+        problems=problems,
+        seed=seed,
+        minutes=minutes,
+        steps=steps,
+        base=base,
+        retry=retry,
+        config=config,
+        state=state,
+    )
+    raise typer.Exit(run(options, instead=replace))
+
+
+def runs(
+    state: State = Path(".etude"),
+    json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+) -> None:
+    """Every run, the newest first: state and since when, step, version, when it was started, why it is in that state."""
+    from etude.acting import embedded, in_folder
+    from etude.supervisor import holder
+
+    settings = _settings(state)
+    file = embedded(settings)
+    found = None if file is not None and not file.exists() else _do(_read(settings))
+    if json:
+        typer.echo(texts.dumps(_rows(found)))
+    elif found is None or not found.runs:
+        where = state if file is not None else "this bus"
+        typer.echo(f"{where}: no run was started here. `{in_folder('etude start', settings)}` begins one.")
+    else:
+        _print(found)
+        if file is not None and found.unfinished and holder(state) is None:
+            typer.echo(
+                f"Nothing runs in {state}: `{in_folder('etude up', settings)}` goes on with what is not finished."
+            )
+
+
+def pause(
+    run: RunName = "",
+    reason: Reason = "",
+    drain: Annotated[
+        bool, typer.Option(help="Train what is complete; else the trainer stops after the step in hand.")
+    ] = True,
+    state: State = Path(".etude"),
+) -> None:
+    """Pause a run: nothing more is asked for, attempts in hand are finished. Its minutes stand still."""
+    _act("pause", run, reason, state, drain=drain)
+
+
+def resume(run: RunName = "", reason: Reason = "", state: State = Path(".etude")) -> None:
+    """Go on with a run that is paused or stopping."""
+    _act("resume", run, reason, state)
+
+
+def stop(run: RunName = "", reason: Reason = "", state: State = Path(".etude")) -> None:
+    """End a run: attempts in hand are dropped, what is complete is trained. Returns when it has ended, after three minutes
+    in any case. (The services go on: `etude down` ends those.)"""
+    _act("stop", run, reason, state)
+
+
+def rollback(
+    to: Annotated[int, typer.Option("--to", metavar="N", min=1, help="The published version to go on from.")],
+    run: RunName = "",
+    reason: Reason = "",
+    state: State = Path(".etude"),
+) -> None:
+    """Make a run go on from an earlier version of its own: its weights are published again under a new number, and groups
+    trained after it are free again. A paused run stays paused."""
+    _act("rollback", run, reason, state, version=to)
+
+
+def _act(action: Action, run: str, reason: str, state: Path, **options: Any) -> None:
+    from etude.acting import act
+
+    _do(act(_settings(state), action, run, typer.echo, reason=reason, **options))
+
+
+def _settings(state: Path) -> ServiceSettings:
+    from shared.settings import ServiceSettings
+
+    try:
+        return ServiceSettings(state=state)
+    except (OSError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def _do(work: Coroutine[Any, Any, Any]) -> Any:
+    """Errors that say all that a person needs end the command with code 1 and nothing else."""
+    from shared.settings import Told
+
+    try:
+        return asyncio.run(work)
+    except (Told, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("Not waited for any longer. What was said stands: `etude runs` shows what becomes of it.", err=True)
+        raise typer.Exit(130) from None
+
+
+async def _read(settings: ServiceSettings) -> Standings:
+    from etude.standing import Listener
+    from shared import bus as buses
+
+    bus = buses.connect(settings.bus_url, client="etude-runs")
+    try:
+        async with Listener(bus) as listener:
+            return listener.standings
+    finally:
+        await bus.close()
+
+
+def _left(found: Standings, run: Standing) -> str:
+    """For which run the trainer has left this one, although it is not finished."""
+    return found.followed if run in found.unfinished and run.run != found.followed else ""
+
+
+def _rows(found: Standings | None) -> list[dict[str, Any]]:
+    if found is None:
+        return []
+    kept = ("run", "since", "started", "reason", "by", "serial", "step")
+    return [
+        {**{name: getattr(run, name) for name in kept}, "state": run.state.value, "left_for": _left(found, run)}
+        for run in reversed(found.runs)
+    ]
+
+
+def _print(found: Standings) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    now = time.time()
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "for", "step", "version", "started"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("step", "version") else "left")
+    table.add_column("why", overflow="fold")
+    for run in reversed(found.runs):
+        left = _left(found, run)
+        why = "; ".join(filter(None, (run.why, left and f"its trainer left for {left}, which was started after it")))
+        colour = COLOURS.get(run.state.value, "default")
+        table.add_row(
+            run.run,
+            f"[{colour}]{run.state.value}[/]",
+            _span(now - run.since),
+            str(run.step),
+            str(run.serial) if run.serial >= 0 else "",
+            f"{_span(now - run.started)} ago",
+            escape(why),
+        )
+    Console().print(table)
+
+
+def _span(seconds: float) -> str:
+    unit, name = next(((unit, name) for unit, name in SPANS if seconds >= unit), (1, "s"))
+    return f"{max(0, int(seconds // unit))} {name}"

@@ -1,0 +1,72 @@
+"""`etude start` beside a scheduler that takes the run up, or refuses it, and beside none; and in another run's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from etude import start
+from shared.contracts import topics as t
+from tests.end_to_end.problems import write
+from tests.unit.etude.test_run_commands import A, Folder, folder
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Callable[..., Awaitable[tuple[int, str]]]:
+    """`etude start` with problems of one's own: its exit code, and what it said."""
+    problems = tmp_path / "mine.jsonl"
+    write(problems)
+
+    async def start_(here: Folder, *words: str) -> tuple[int, str]:
+        done = await here.etude("start", "--problems", str(problems), *words)
+        return done.exit_code, done.output
+
+    return start_
+
+
+def test_a_run_is_started_when_the_scheduler_has_taken_it_up_and_in_the_place_of_another_that_is_told_to_stop(
+    tmp_path, typed
+):
+    async def story() -> None:
+        async with folder(tmp_path / "state") as here:
+            await here.start(A)
+            assert (await typed(here))[0] == 1
+            code, said = await typed(here, "--replace")
+            assert (code, f"{A} is told to stop." in said) == (0, True), said
+            (new,) = re.findall(r"Run (r-\S+) is started\. `etude runs` says how it stands\.", said)
+            (word,) = await here.said()
+            assert (word.action, word.reason) == ("stop", f"{new} is started instead")
+            rows = json.loads((await here.etude("runs", "--json")).stdout)
+            assert [(row["run"], row["state"]) for row in rows] == [(new, "running"), (A, "finished")]
+
+    asyncio.run(story())
+
+
+def test_a_run_that_the_scheduler_refuses_is_said_to_have_ended_with_the_reason(tmp_path, typed):
+    changes = tmp_path / "changes.json"
+    changes.write_text('{"schedule": {"group_min": 1}}')
+
+    async def story() -> None:
+        async with folder(tmp_path / "state") as here:
+            code, said = await typed(here, "--config", str(changes))
+            assert (code, "has ended at once: schedule.group_min: found 1; allowed: 2 to" in said) == (1, True), said
+
+    asyncio.run(story())
+
+
+def test_without_a_scheduler_the_run_is_said_to_wait_for_one(tmp_path, typed, monkeypatch):
+    monkeypatch.setattr(start, "TAKEN_WITHIN_S", 0.5)
+
+    async def story() -> None:
+        async with folder(tmp_path / "state", scheduler=False) as here:
+            code, said = await typed(here)
+            assert (code, "no scheduler has taken it up within" in said) == (1, True), said
+            first = await anext(aiter(here.bus.deliveries([t.RUNS_CONTROL], None, 1)))
+            assert (first.message.action, first.message.run in said) == ("start", True)
+
+    asyncio.run(story())

@@ -1,0 +1,126 @@
+"""`etude tasks import` writes what practice and measurement need, and says what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from etude.demo.prepare import own_pack
+from services.curator.cli import app
+from shared.problems import Problem
+from shared.problems.pack import Lines, file_name, splits_in
+from shared.sandbox import FunctionRun, connect
+
+
+def row(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "files": {"f.py": "def f(x):\n    return x\n"},
+        "entry": "f",
+        "visible": [{"args": "[1]", "expected": "2"}],
+        "hidden": [{"args": "[2]", "expected": "3"}],
+        "solution": {"f.py": "def f(x):\n    return x + 1\n"},
+        **changed,
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def harness() -> None:
+    """Copied by one thread before two start at once."""
+    functions = connect("process", 1)
+    functions.run_sync([FunctionRun(source="def f(): return 1", entry="f", args=("[]",))])
+    functions.close_sync()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row(f"p{i}", cell=f"c{i // 2}")) + "\n" for i in range(30)))
+    return path
+
+
+def imported(path: Path, *options: str) -> Result:
+    """In sandboxes that are bare processes: fast, and the code is our own."""
+    arguments = ["import", str(path), "--out", str(path.parent / "pack"), "--sandbox", "process", *options]
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def ids(pack: Path) -> dict[str, list[str]]:
+    return {
+        name: Lines((pack / file_name(name, "public")).read_bytes(), Problem).ids for name in sorted(splits_in(pack))
+    }
+
+
+def test_an_imported_pack_has_the_splits_of_a_demo_on_the_same_file(own: Path, tmp_path: Path) -> None:
+    result = imported(own)
+    assert result.exit_code == 0, result.output
+    found = ids(tmp_path / "pack")
+    demo = ids(own_pack(own, tmp_path / "demo"))
+    assert {name: set(members) for name, members in found.items()} == {name: set(ms) for name, ms in demo.items()}
+    assert set(found) == {"rl", "held_out"}
+    said = f"30 of 30 problems, {len(found['rl'])} in rl, {len(found['held_out'])} in held_out"
+    assert said in result.stderr
+
+
+def test_the_share_that_is_held_out_can_be_chosen_and_relatives_stay_together(own: Path, tmp_path: Path) -> None:
+    assert imported(own, "--held-out", "0.6").exit_code == 0
+    found = ids(tmp_path / "pack")
+    cells = {name: {int(member[1:]) // 2 for member in members} for name, members in found.items()}
+    assert not cells["rl"] & cells["held_out"]
+    assert len(found["held_out"]) > len(found["rl"])
+
+
+def test_all_go_into_the_one_split_that_is_named(own: Path, tmp_path: Path) -> None:
+    assert imported(own, "--split", "dev").exit_code == 0
+    assert {name: len(members) for name, members in ids(tmp_path / "pack").items()} == {"dev": 30}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--split", "rl", "--held-out", "0.3"], "found --held-out 0.3 and --split rl"),
+        (["--split", "test"], "'train', 'rl', 'dev', 'held_out'"),
+        (["--held-out", "1"], "less than or equal to 0.99"),
+        (["--checkpoint", "/nowhere"], "--checkpoint /nowhere: found no etude.json there"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_is_allowed(
+    own: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    result = imported(own, *options)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not (tmp_path / "pack").exists()
+
+
+def test_too_few_cells_for_both_splits_are_refused_and_fit_into_one(own: Path, tmp_path: Path) -> None:
+    own.write_text(json.dumps(row("a")) + "\n")
+    result = imported(own)
+    assert result.exit_code == 1
+    assert "found 1 in field 'cell'" in result.stderr
+    assert "--split held_out" in result.stderr
+    assert not (tmp_path / "pack").exists()
+    assert imported(own, "--split", "held_out").exit_code == 0
+
+
+def test_what_the_chat_format_cannot_take_is_left_out_with_line_and_reason(own: Path, tmp_path: Path) -> None:
+    files = {"f.py": "def f(x):\n    return x\n", "g.py": ""}
+    own.write_text(json.dumps(row("two", files=files, entry="f.py::f")) + "\n" + own.read_text())
+    result = imported(own)
+    assert result.exit_code == 0, result.output
+    assert "left out: 1 of 31 problems do not fit compact-1" in result.stderr
+    assert "line 1: problem 'two': field 'files': found 2 files (f.py, g.py); allowed: exactly one" in result.stderr
+    assert "30 of 31 problems" in result.stderr
+    assert "two" not in str(ids(tmp_path / "pack"))
+
+
+def test_where_nothing_is_left_nothing_is_written(own: Path, tmp_path: Path) -> None:
+    own.write_text(json.dumps(row("long", files={"f.py": "def f(x):\n    return x\n" + "# x\n" * 60})) + "\n")
+    result = imported(own)
+    assert result.exit_code == 2
+    assert "1 of 1 problems do not fit compact-1" in result.stderr
+    assert not (tmp_path / "pack").exists()

@@ -1,0 +1,179 @@
+"""A demo that fails or is stopped while it is set up: nothing is lost by it, and the same command begins again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from etude.demo.options import DemoOptions
+from etude.demo.prepare import DemoError
+from etude.demo.run import LOCAL, Demo, run
+from shared.settings import ServiceSettings, Told
+from tests.end_to_end.problems import write
+
+PAGE = Console(file=io.StringIO())
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.jsonl"
+    write(path)
+    return path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def finished_demo(state: Path) -> dict[str, bytes]:
+    """What an earlier demo left behind."""
+    (state / "demo.json").write_text(json.dumps({"phase": "done", "run": "r-before"}))
+    (state / "objects").mkdir()
+    (state / "objects" / "old").write_bytes(b"of the demo before")
+    return files(state)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def set_up(demo: Demo, **settings: str) -> None:
+    asyncio.run(demo.set_up(ServiceSettings(state=demo.state, **settings)))
+
+
+def options(state: Path, **given: Path | None) -> DemoOptions:
+    return DemoOptions(state=state, uniform_sampling=True, **given)  # type: ignore[arg-type]
+
+
+def test_a_slip_in_what_was_given_touches_no_demo_and_the_mended_call_begins(
+    state: Path, problems: Path, tmp_path: Path
+) -> None:
+    before = finished_demo(state)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(problems.read_text() + '{"id": "no files"}\n')
+    with pytest.raises(DemoError, match=r"line \d+: Object missing required field `files`"):
+        set_up(Demo(options(state, problems=broken), PAGE))
+    assert files(state) == before
+
+    demo = Demo(options(state, problems=problems), PAGE)
+    set_up(demo)
+    assert demo.memory["phase"] == "before"
+    (archived,) = (state / "archive").iterdir()
+    assert files(archived) == before
+    again = Demo(DemoOptions(state=state, resume=True), PAGE)
+    again.recall()
+    assert again.memory["run"] == demo.memory["run"]
+    assert again.options.problems == problems
+    assert "`etude demo --resume --state " in again.stopped()
+
+
+def test_a_configuration_or_a_pack_that_is_none_touches_no_demo(state: Path, problems: Path, tmp_path: Path) -> None:
+    before = finished_demo(state)
+    slip = tmp_path / "slip.json"
+    slip.write_text('{"train": {"learning_rat": 1}}')
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for split in ("rl", "held_out"):
+        for part in ("public", "hidden"):
+            (damaged / f"{split}.{part}.jsonl.zst").write_bytes(b"no zstd")
+    for given, said in (
+        ({"config": slip, "problems": problems}, r"train\.learning_rat"),
+        ({"config": tmp_path / "missing.json", "problems": problems}, r"missing\.json"),
+        ({"pack": tmp_path / "nowhere"}, r"rl\.public\.jsonl\.zst: missing"),
+        ({"pack": damaged}, r"rl\.public\.jsonl\.zst: pack: no zstd data"),
+        ({"problems": tmp_path / "nowhere.jsonl"}, r"nowhere\.jsonl"),
+    ):
+        with pytest.raises((DemoError, Told), match=said):
+            set_up(Demo(options(state, **given), PAGE))
+        assert files(state) == before
+
+
+def test_a_set_up_that_failed_half_way_is_not_resumed_but_begun_again(state: Path, problems: Path) -> None:
+    with pytest.raises(OSError):
+        set_up(Demo(options(state, problems=problems), PAGE), objects="file:/proc/no-store-here")
+    with pytest.raises(DemoError, match=r"set-up did not end; `etude demo --state .*` begins again"):
+        Demo(DemoOptions(state=state, resume=True), PAGE).recall()
+
+    demo = Demo(options(state, problems=problems), PAGE)
+    assert demo.stopped().startswith("Stopped during set-up; `etude demo --state ")
+    set_up(demo)
+    assert demo.memory["phase"] == "before"
+
+
+def test_a_set_up_that_was_stopped_does_not_become_a_demo_behind_the_users_back(state: Path, problems: Path) -> None:
+    demo = Demo(options(state, problems=problems), PAGE)
+
+    async def stop_at_once() -> None:
+        task = asyncio.create_task(demo.set_up(ServiceSettings(state=state)))
+        for _ in range(100_000):
+            await asyncio.sleep(0)
+            if (state / "demo.json").exists():
+                break
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stop_at_once())  # the thread has ended when this returns
+    assert json.loads((state / "demo.json").read_text()) == {"phase": "set-up"}
+
+
+def test_another_platforms_folder_is_refused_before_anything_is_made(state: Path, problems: Path) -> None:
+    (state / "bus.db").write_bytes(b"somebody's")
+    with pytest.raises(DemoError, match="no demo; give another folder"):
+        set_up(Demo(options(state, problems=problems), PAGE))
+    assert files(state) == {"bus.db": b"somebody's"}
+
+
+def test_an_error_shows_what_the_user_wrote_as_it_is(
+    state: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = json.loads(problems.read_text().splitlines()[0])
+    slip = tmp_path / "slip.jsonl"
+    slip.write_text(json.dumps({**first, "entry": "nothing_of_this_name"}) + "\n")
+    assert run(DemoOptions(state=state, problems=slip, base_port=0)) == 1
+    assert "field 'files[solution.py]': defines no function 'nothing_of_this_name'" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "etude.cli", "demo", "--state", "here", "--base-port", "0"]
+    demo = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not _children(demo.pid) and demo.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+        out, _ = demo.communicate(timeout=60)
+    finally:
+        if demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGKILL)
+    assert demo.returncode == 130, out
+    assert out.splitlines()[-1] == (
+        "Stopped during set-up; `etude demo --state here` begins again, what is cached is kept."
+    )
+    assert not [name for name in LOCAL if (tmp_path / "here" / name).exists()]
+    with pytest.raises(DemoError, match="no demo to resume here"):
+        Demo(DemoOptions(state=tmp_path / "here", resume=True), PAGE).recall()
+
+
+def _children(process: int) -> list[str]:
+    found: list[str] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            found += path.read_text().split()
+        except OSError:  # a thread that has just ended
+            continue
+    return [child for child in found if b"services.curator" in Path(f"/proc/{child}/cmdline").read_bytes()]

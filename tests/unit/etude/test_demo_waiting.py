@@ -1,0 +1,141 @@
+"""When nothing happens: who waits on what is told before the services are gone, and a pause is no stall."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from etude import status
+from etude.demo.conduct import Conductor, Patience, Stalled, explained, waits
+from etude.demo.options import DemoOptions
+from etude.demo.progress import Progress
+from etude.demo.run import Demo
+from etude.demo.watch import Practice, say_error
+from etude.supervisor import ServiceSpec, Supervisor
+from shared import bus as buses
+from shared import objects as stores
+from shared.bus import Bus
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from shared.contracts.run import Purpose, Ref, Sampling
+from shared.settings import ServiceSettings
+from shared.telemetry import Health
+
+NOW = 1000.0
+REF = Ref(key="x", size=1, checksum="0" * 32)
+
+
+def word(action: str, **said: str) -> m.RunControl:
+    return m.RunControl(run="r", action=action, **said)  # type: ignore[arg-type]
+
+
+def requested() -> m.RolloutRequested:
+    return m.RolloutRequested(
+        run="r",
+        key=m.AttemptKey(attempt="a", epoch=0, group="g", problem="p", purpose=Purpose.train),
+        policy_floor=0,
+        reward_config="default",
+        sampling=Sampling(),
+        pack=REF,
+        pack_hidden=REF,
+    )
+
+
+def seen(*messages: tuple[float, m.RunControl | m.RolloutRequested]) -> Progress:
+    progress = Progress()
+    for at, message in messages:
+        progress.see(message, at)
+    return progress
+
+
+async def _said(bus: Bus, action: str) -> None:
+    await bus.publish(t.RUNS_CONTROL, "r", word(action, by="alice", reason="lunch"))
+
+
+def test_a_paused_run_is_waited_for_and_stalls_only_after_it_goes_on(tmp_path: Path) -> None:
+    patience = Patience(give_up_s=0.5)
+
+    async def scenario() -> None:
+        settings = ServiceSettings(state=tmp_path)
+        bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
+        async with Conductor(bus, objects, "r", patience) as conductor:
+            await _said(bus, "pause")
+            end = asyncio.create_task(conductor.finished())
+            await asyncio.wait({end}, timeout=6 * patience.give_up_s)
+            assert not end.done()
+            assert "paused by alice: lunch" in Practice(conductor.progress).line(NOW)
+            await _said(bus, "resume")
+            with pytest.raises(Stalled, match="waiting for the end of practice"):
+                await end
+            await _said(bus, "finished")
+            await conductor.finished()
+        await bus.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_run_that_is_sent_back_while_it_is_paused_is_still_paused() -> None:
+    assert seen((NOW, word("pause", by="alice")), (NOW + 1, word("rollback", by="alice"))).paused
+    assert not seen((NOW, word("pause")), (NOW + 1, word("resume"))).paused
+    assert not seen((NOW, word("pause")), (NOW + 1, word("stop"))).paused
+
+
+def test_the_bar_of_practice_stands_still_while_the_run_is_paused() -> None:
+    before = [(NOW, word("start")), (NOW, word("pause")), (NOW + 50, word("resume")), (NOW + 60, requested())]
+    assert Practice(seen(*before)).done(NOW + 160) == 100
+    paused = [*before, (NOW + 160, word("pause")), (NOW + 161, word("pause", by=m.BY_SCHEDULER))]
+    assert Practice(seen(*paused)).done(NOW + 500) == 100
+    resumed = [*paused, (NOW + 500, word("resume"))]
+    assert Practice(seen(*resumed)).done(NOW + 520) == 120
+    # Topics have no order among each other: who begins to listen late may hear the request last.
+    assert Practice(seen(*reversed(resumed[:3]), *resumed[4:], resumed[3])).done(NOW + 520) == 120
+
+
+def test_a_stall_says_what_each_service_waited_on_since_when_and_the_way_on(tmp_path: Path) -> None:
+    out = io.StringIO()
+    demo = Demo(DemoOptions(state=tmp_path), Console(file=out))
+
+    async def scenario() -> None:
+        async with Health("trainer", ServiceSettings(state=tmp_path, name="trainer")) as health:
+            health.wait_on("groups [of r]")
+            async with (
+                Health("reward", ServiceSettings(state=tmp_path, name="reward")),
+                explained(tmp_path, demo.stalled()),
+            ):
+                raise Stalled("no message for 300 s while waiting for the end of practice")
+
+    with pytest.raises(Stalled) as stall:
+        asyncio.run(scenario())
+    say_error(demo.console, stall.value)
+    first, trainer, ready, way_out = out.getvalue().splitlines()
+    assert first == "no message for 300 s while waiting for the end of practice"
+    assert trainer.startswith("  trainer waits on groups [of r] since ")
+    assert trainer.endswith("(0 s)")
+    assert ready == "  ready, waiting on nothing: reward"
+    assert way_out == (
+        f"`etude logs NAME --state {tmp_path}` shows what a service said last; "
+        f"`etude demo --resume --state {tmp_path}` tries again."
+    )
+
+
+def test_a_service_that_comes_and_goes_is_told_although_it_waits_on_nothing() -> None:
+    down = {"name": "grader", "state": "down", "waits": [], "restarts": 0}
+    flapping = {"name": "trainer", "state": "ready", "waits": [], "restarts": 7}
+    assert waits([down, flapping]) == "  grader is down\n  trainer is ready, started again 7 times"
+    assert waits([]) == "  no service was running"
+
+
+def test_the_logs_of_a_stopped_demo_are_there_to_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "logs" / "sleeper.log"
+    with Supervisor(tmp_path, say=lambda _: None) as supervisor:
+        supervisor.start([ServiceSpec("sleeper", "this")])
+        deadline = time.monotonic() + 20
+        while not (log.exists() and "Zen" in log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    status.show_logs(tmp_path, "sleeper", follow=False, lines=40)
+    assert "The Zen of Python" in capsys.readouterr().out

@@ -1,0 +1,131 @@
+"""Problems of one's own: how many steps they give, what is left out, and what a pack without the wanted split is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.demo import DemoOptions
+from etude.demo import prepare as p
+from services.curator import cli
+from shared import objects as stores
+from shared.problems import pack as packs
+
+LONG = "def f(x):\n    return x\n" + "# x\n" * 60
+
+
+def row(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "files": {"f.py": "def f(x):\n    return x\n"},
+        "entry": "f",
+        "visible": [{"args": "[1]", "expected": "2"}],
+        "hidden": [{"args": "[2]", "expected": "3"}],
+        "solution": {"f.py": "def f(x):\n    return x + 1\n"},
+        **changed,
+    }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def split_ids(pack: Path) -> dict[str, set[str]]:
+    return {
+        name: set(packs.Lines((pack / packs.file_name(name, "public")).read_bytes(), packs.Problem).ids)
+        for name in packs.splits_in(pack)
+    }
+
+
+def test_it_is_said_how_many_are_practised_and_held_out_and_how_many_steps_that_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(100)])
+    found = split_ids(p.own_pack(path, tmp_path / "pack", groups_per_step=16))
+    practised, held_out = len(found["rl"]), len(found["held_out"])
+    assert practised + held_out == 100
+    assert 10 <= held_out <= 30
+    said = f"{path}: {practised} problems to practise on, each once: at most {practised // 16} steps of 16; {held_out} held out"
+    assert said in capsys.readouterr().err
+
+
+def test_where_not_one_step_is_possible_nothing_is_written_and_the_way_out_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(12)])
+    with pytest.raises(
+        p.DemoError, match=r"found \d+ problems to practise on; a step takes 16.*Allowed: 16 or more"
+    ) as no:
+        p.own_pack(path, tmp_path / "pack", groups_per_step=16)
+    allowed = int(str(no.value).split("--groups-per-step ")[1].split()[0])
+    assert not (tmp_path / "pack").exists()
+    assert len(split_ids(p.own_pack(path, tmp_path / "pack", groups_per_step=allowed))["rl"]) == allowed
+
+
+def test_steps_are_as_large_as_the_changed_configuration_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(40)])
+    config = tmp_path / "changes.json"
+    config.write_text('{"schedule": {"groups_per_step": 64}}')
+    objects = stores.connect(f"file:{tmp_path / 'objects'}")
+    options = DemoOptions(problems=path, config=config, state=tmp_path)
+    with pytest.raises(p.DemoError, match="a step takes 64"):
+        p.new_run(objects, options)
+    assert not list(objects.list(""))
+
+
+def test_problems_that_are_all_relatives_cannot_be_held_out_and_it_is_said_why(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}", cell="one") for i in range(40)])
+    with pytest.raises(p.DemoError, match=r"none of 40 problems is left for .* found 1 in field 'cell'"):
+        p.own_pack(path, tmp_path / "pack", groups_per_step=16)
+
+
+def test_what_the_policy_cannot_take_is_left_out_of_practice_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(f"p{i}") for i in range(40)]
+    path = write(tmp_path / "own.jsonl", [row("long", files={"f.py": LONG}), *rows])
+    found = split_ids(p.own_pack(path, tmp_path / "pack", groups_per_step=16))
+    assert found["rl"] | found["held_out"] == {one["id"] for one in rows}
+    said = capsys.readouterr().err
+    assert "left out: 1 of 41 problems" in said
+    assert "line 1: problem 'long': field 'files[f.py]': found 62 lines; allowed: at most 48" in said
+
+
+def test_a_measurement_leaves_nothing_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row("a"), row("long", files={"f.py": LONG})])
+    with pytest.raises(p.DemoError, match=r"line 2: problem 'long'.*found 62 lines[\s\S]*leaves nothing out"):
+        p.own_problems(path)
+    assert [problem.id for problem, _ in p.own_problems(write(path, [row("a")]))] == ["a"]
+
+
+def test_a_pack_without_the_wanted_split_is_told_with_those_that_it_has(tmp_path: Path) -> None:
+    objects = stores.connect(f"file:{tmp_path / 'objects'}")
+    for name in ("rl", "dev"):
+        p.write_split(tmp_path / "pack", name, [])
+    with pytest.raises(p.DemoError) as no:
+        p.upload_pack(objects, tmp_path / "pack", "held_out")
+    for said in (
+        "held_out.public.jsonl.zst: missing",
+        "found the splits: rl, dev;",
+        "held_out or dev for",
+        "tasks import",
+    ):
+        assert said in str(no.value)
+    with pytest.raises(p.DemoError, match="found the splits: none"):
+        p.upload_pack(objects, tmp_path / "elsewhere", "dev")
+    assert not list(objects.list(""))
+
+
+def test_a_pack_of_too_few_problems_is_refused_before_anything_is_stored(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(20)])
+    pack = p.own_pack(path, tmp_path / "pack", groups_per_step=1)
+    objects = stores.connect(f"file:{tmp_path / 'objects'}")
+    with pytest.raises(p.DemoError, match=rf"{pack}: found \d+ problems to practise on; a step takes 32"):
+        p.new_run(objects, DemoOptions(pack=pack, groups_per_step=32, state=tmp_path))
+    assert not list(objects.list(""))
+
+
+def test_the_demo_and_the_import_hold_out_the_same_share() -> None:
+    assert cli.HELD_OUT == p.OWN_HELD_OUT
