@@ -102,7 +102,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("ERROR_REPORTING", "false")):
             monkeypatch.setenv(f"WANDB_{name}", value)
         yield Target("wandb:test", lambda: _offline(tmp_path))
-        wandb.teardown()  # else the next test's folder is this one's
+        wandb.teardown()  # else this folder is the next test's too
 
 
 def expected(*said: Any) -> Curves:
@@ -350,8 +350,10 @@ def _mlflow(uri: str) -> Curves:
 
 def _offline(folder: Path) -> Curves:
     """Of the newest offline run, which replaces the others when it is uploaded."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # as the end of the process does: what was written is in the file then
     newest = max(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     assert newest.name == f"run-{RUN}.wandb"
     rows = []
