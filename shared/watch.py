@@ -25,6 +25,7 @@ async def watched(
 ) -> AsyncIterator[None]:
     """`what` is waited on from the start until `ask` returns, and whenever it raises or takes longer than WITHIN_S.
     `away`: what it raises of a server that is away; anything else is logged with its traceback."""
+    health.wait_on(what)
     watching = asyncio.create_task(_watch(health, what, ask, (*away, TimeoutError)))
     try:
         yield
@@ -36,7 +37,6 @@ async def watched(
 async def _watch(
     health: Health, what: str, ask: Callable[[], Awaitable[object]], away: tuple[type[Exception], ...]
 ) -> None:
-    health.wait_on(what)
     silent = False
     while True:
         try:
