@@ -93,11 +93,14 @@ def base_of(objects: Objects, options: DemoOptions) -> tuple[Ref | None, Path]:
 
 
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
-    """Public and hidden part of one split. Keys are by content: the same pack is stored once."""
-    public, hidden = (
-        objects.put_file(f"packs/{directory.name}/{path.name}", path) for path in parts_of(directory, split)
-    )
+    """Public and hidden part of one split. Keys are by content: the same pack is stored once, and another one in a folder of
+    the same name takes nothing away from a run that was started with the first."""
+    public, hidden = (objects.put_file(_content_key(path), path) for path in parts_of(directory, split))
     return public, hidden
+
+
+def _content_key(path: Path) -> str:
+    return f"packs/{xxhash.xxh3_64_hexdigest(path.read_bytes())}/{path.name}"
 
 
 def parts_of(directory: Path, split: str) -> list[Path]:

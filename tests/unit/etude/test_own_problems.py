@@ -129,3 +129,16 @@ def test_a_pack_of_too_few_problems_is_refused_before_anything_is_stored(tmp_pat
 
 def test_the_demo_and_the_import_hold_out_the_same_share() -> None:
     assert cli.HELD_OUT == p.OWN_HELD_OUT
+
+
+def test_another_pack_in_a_folder_of_the_same_name_leaves_the_first_runs_problems_as_they_were(tmp_path: Path) -> None:
+    objects = stores.connect(f"file:{tmp_path / 'objects'}")
+    first, second = tmp_path / "a" / "own-pack", tmp_path / "b" / "own-pack"
+    for folder, text in ((first, b"first"), (second, b"second")):
+        folder.mkdir(parents=True)
+        for part in packs.PARTS:
+            (folder / packs.file_name("rl", part)).write_bytes(text + part.encode())
+    before = p.upload_pack(objects, first, "rl")
+    p.upload_pack(objects, second, "rl")
+    assert [objects.get(ref) for ref in before] == [b"firstpublic", b"firsthidden"]
+    assert p.upload_pack(objects, first, "rl") == before
