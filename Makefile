@@ -80,7 +80,7 @@ bench: setup     ## every benchmark, one table; BENCH=--quick
 	@$(BIN)/python -m benchmarks.all $(BENCH)
 
 lock: setup      ## pin anew from pyproject.toml
-	@uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --all-extras pyproject.toml \
+	@uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --extra all --extra test --extra traces pyproject.toml \
 	  -c constraints/fixed.in -o constraints/linux.txt
 
 clean:           ## everything that can be made again (the state of runs included)
