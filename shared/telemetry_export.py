@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import Counter
 
-from shared.settings import Told
+from shared.settings import Told, masked
 
-ROOM, BATCH, EVERY_MS = 2048, 512, 5000  # the SDK's defaults; a span takes about 2 kB
+ROOM, BATCH, EVERY_MS = 2048, 512, 5000  # the SDK's defaults; a span takes about 4 kB
 LEAVE_S = 2.0  # for what still waits when the process ends
 SPANS = Counter(
     "etude_traces_spans_total",
@@ -118,6 +118,8 @@ def otlp() -> Batches:
         every_s=_number("OTEL_BSP_SCHEDULE_DELAY", EVERY_MS) / 1000,
     )
     atexit.register(batches.shutdown)
+    base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4318"
+    log.info("traces_on", to=masked(os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or base))
     return batches
 
 

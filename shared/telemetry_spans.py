@@ -37,7 +37,7 @@ _TELLING = (
     "run", "attempt", "epoch", "group", "problem", "step", "serial", "incarnation", "eval", "action", "stop", "reward"
 )  # fmt: skip
 _PLAIN = (str, int, float)
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f][13579bdf]")
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     @staticmethod
     def read(header: str) -> Place | None:
-        """Of a W3C `traceparent`; None where it is none. Anybody may write a header."""
+        """Of a W3C `traceparent`; None where it is none, or says that nothing is recorded. Anybody may write a header."""
         match = _TRACEPARENT.fullmatch(header)
         place = Place(int(match[1], 16), int(match[2], 16)) if match else None
         return place if place and place.trace and place.span else None

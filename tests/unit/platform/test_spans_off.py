@@ -127,6 +127,8 @@ def test_whatever_stands_in_a_header_it_is_a_place_or_none(text: str) -> None:
     assert place is None or (place.trace > 0 and place.span > 0 and place.header[:53] == text[:53])
 
 
-@pytest.mark.parametrize("zero", [f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01"])
-def test_ids_of_zero_are_none(zero: str) -> None:
-    assert spans.Place.read(zero) is None
+@pytest.mark.parametrize(
+    "header", [f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01", f"00-{'1' * 32}-{'1' * 16}-00"]
+)
+def test_ids_of_zero_and_what_nobody_records_are_no_place(header: str) -> None:
+    assert spans.Place.read(header) is None
