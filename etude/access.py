@@ -21,20 +21,13 @@ from rich.table import Column, Table
 from etude import object_rules, topic_rules
 from etude.object_keys import Bucket
 from etude.object_rules import OBJECTS
+from etude.topics import Users
 from shared import objects as stores
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import ACCESS, Access
 from shared.settings import ServiceSettings, Told
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
-Users = Annotated[
-    str,
-    typer.Option(
-        "--users",
-        help="What the names of the services' users begin with; left out: etude-, or the bus's PREFIX and a -.",
-    ),
-]
-
 app = typer.Typer(
     no_args_is_help=True, help="A user and an object key of its own for every service.", pretty_exceptions_enable=False
 )

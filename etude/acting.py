@@ -180,7 +180,7 @@ async def _answered(listener: Listener, word: RunControl, run: Standing, setting
     """Until the scheduler has said what became of the word: it names whose word it was. Raises Refused."""
 
     def answers() -> bool:
-        said = (new for new in listener.news if isinstance(new, RunControl))
+        said = (new for new in listener.said if isinstance(new, RunControl))
         return any(new.run == word.run and new.number and new.by == word.by for new in said)
 
     if not await listener.until(answers, ANSWER_WITHIN_S):
@@ -210,11 +210,11 @@ async def _gone_back(
     )
 
     def republished() -> PolicyPublished | None:
-        said = (new for new in listener.news if isinstance(new, PolicyPublished) and new.run == word.run)
+        said = (new for new in listener.said if isinstance(new, PolicyPublished) and new.run == word.run)
         return next((new for new in said if new.incarnation > incarnation and new.step == step), None)
 
     def refused() -> Alert | None:
-        said = (new for new in listener.news if isinstance(new, Alert) and new.run == word.run)
+        said = (new for new in listener.said if isinstance(new, Alert) and new.run == word.run)
         return next((new for new in said if new.name == "rollback_refused"), None)
 
     await listener.until(lambda: bool(republished() or refused()), BACK_WITHIN_S)

@@ -6,14 +6,12 @@ not fit the run's state changes nothing, and the scheduler's last word decides (
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from shared.bus import Bus, BusUnavailable
+from etude.hearing import Hearing
+from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.messages import BY_SCHEDULER, PolicyPublished, RunControl
 from shared.contracts.topics import Topic
@@ -21,7 +19,6 @@ from shared.contracts.words import Words
 from shared.ledger.transitions import RUN_MOVES, RunState
 
 HEARD = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED)  # both are kept for a year
-READ_WITHIN_S = 60.0  # a year of them on a slow broker
 LEADS_TO = {
     "start": RunState.running,
     "resume": RunState.running,
@@ -114,54 +111,19 @@ class Standings:
         run.reason = word.reason
 
 
-class Listener:
-    """Use with `async with`: it begins when everything that was said is in `standings`, and goes on listening. `news`: every
-    message since. Raises BusUnavailable."""
+class Listener(Hearing):
+    """It begins when everything that was said is in `standings`; `said`: every message since."""
 
     def __init__(self, bus: Bus, topics: Sequence[Topic] = HEARD) -> None:
+        super().__init__(bus, topics, self._take)
         self.standings = Standings()
-        self.news: list[Any] = []
-        self._bus, self._topics = bus, topics
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.said: list[Any] = []
 
-    async def __aenter__(self) -> Listener:
-        try:
-            async with asyncio.timeout(READ_WITHIN_S):
-                await self._bus.ping()
-                deliveries = self._bus.deliveries(self._topics, None, 1024)
-                self._task = asyncio.create_task(self._listen(deliveries))
-                await deliveries.caught_up()
-        except BaseException as error:
-            await self._end()
-            if isinstance(error, TimeoutError):
-                raise BusUnavailable(f"the bus has not told its past within {READ_WITHIN_S:.0f} s") from None
-            raise
-        self.news.clear()
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.said.clear()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end()
-
-    async def _end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _listen(self, deliveries: Any) -> None:
-        async for delivery in deliveries:
-            self.standings.hear(delivery.message, float(delivery.headers.get("time", 0.0)))
-            self.news.append(delivery.message)
-            delivery.done()
-            self._changed.set()
-
-    async def until(self, there: Callable[[], bool], within_s: float) -> bool:
-        """Whether it came to be in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while not there():
-                    self._changed.clear()
-                    await self._changed.wait()
-        return there()
+    def _take(self, message: Any, at: float) -> None:
+        self.standings.hear(message, at)
+        self.said.append(message)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from etude import topic_rules
-from etude.topic_rules import Rule
+from etude.topic_rules import Differences, Rule
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import TOPICS, Topic
@@ -119,7 +119,7 @@ def commands_(state: State = Path(".etude"), users: Users = "") -> None:
 def check_acl(state: State = Path(".etude"), users: Users = "") -> None:
     """Compare the cluster's rules with the declaration. Exit code 1 when one is missing or too much."""
     with _administration(state) as (admin, cluster):
-        if not _compared(admin, cluster, users):
+        if not _tell(_compare(admin, cluster, users), len(_declared(cluster, users))):
             raise typer.Exit(1)
 
 
@@ -133,15 +133,14 @@ def apply_acl(
 ) -> None:
     """Make the rules that are missing. Rules of other users stay as they are, in any case."""
     with _administration(state) as (admin, cluster):
-        wanted = _declared(cluster, users)
-        differ = topic_rules.compare(wanted, topic_rules.look(admin, cluster), users or topic_rules.users_of(cluster))
+        differ = _compare(admin, cluster, users)
         topic_rules.make(admin, cluster, differ.missing)
         console.print(f"{len(differ.missing)} rules made.")
         if remove:
             ours = [rule for rule in differ.surplus if rule.user != topic_rules.EVERYBODY]
             topic_rules.remove(admin, cluster, ours)
             console.print(f"{len(ours)} rules removed.")
-        if not _compared(admin, cluster, users):
+        if not _tell(_compare(admin, cluster, users), len(_declared(cluster, users))):
             raise typer.Exit(1)
 
 
@@ -149,17 +148,20 @@ def _declared(cluster: Cluster, users: str) -> list[Rule]:
     return topic_rules.declared(cluster, users or topic_rules.users_of(cluster))
 
 
-def _compared(admin: KafkaAdminClient, cluster: Cluster, users: str) -> bool:
+def _compare(admin: KafkaAdminClient, cluster: Cluster, users: str) -> Differences:
+    begin = users or topic_rules.users_of(cluster)
+    return topic_rules.compare(topic_rules.declared(cluster, begin), topic_rules.look(admin, cluster), begin)
+
+
+def _tell(differ: Differences, declared: int) -> bool:
     """Says what differs; whether nothing does."""
-    wanted = _declared(cluster, users)
-    differ = topic_rules.compare(wanted, topic_rules.look(admin, cluster), users or topic_rules.users_of(cluster))
     for what, found in (("missing", differ.missing), ("too much", differ.surplus), ("of others", differ.others)):
         for rule in found:
             typer.echo(f"{what}: {rule}")
     if differ:
         typer.echo(f"{len(differ.missing)} rules are missing, {len(differ.surplus)} are too much.", err=True)
     else:
-        typer.echo(f"{len(wanted)} rules are as declared.")
+        typer.echo(f"{declared} rules are as declared.")
     return not differ
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -14,12 +12,12 @@ import msgspec
 from etude.acting import NAMED, embedded, in_folder
 from etude.figures import sink
 from etude.figures.points import Heard, Kind, past
+from etude.hearing import Hearing
 from etude.standing import Standings
 from shared import bus as buses
 from shared import objects as stores
-from shared.bus import Bus, BusUnavailable
+from shared.bus import Bus
 from shared.contracts import topics as t
-from shared.contracts.codec import TIME_HEADER
 from shared.contracts.messages import RunControl
 from shared.contracts.run import RunConfig
 from shared.ledger.transitions import RunState
@@ -27,7 +25,6 @@ from shared.objects import ObjectDamaged, ObjectMissing
 from shared.settings import ServiceSettings, Told
 
 TOPICS = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.STEPS_COMMITTED, t.EVALS_FINISHED)
-ANSWER_WITHIN_S = 30.0
 GATHER_S = 1.0  # what comes in so short a time is written together
 
 Say = Callable[[str], None]
@@ -37,72 +34,16 @@ class NoRun(Told, ValueError):
     """Which runs there are, and the way out."""
 
 
-class Ear:
-    """Use with `async with`: it begins when everything that was said has been heard, and goes on listening. Raises
-    BusUnavailable."""
+class Ear(Hearing):
+    """What was said of every run, then of one."""
 
     def __init__(self, bus: Bus) -> None:
         self.heard: list[Heard] = []
-        self._bus = bus
-        self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Ear:
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                await self._bus.ping()
-        except TimeoutError:
-            raise BusUnavailable(f"the bus has not answered within {ANSWER_WITHIN_S:.0f} s") from None
-        deliveries = self._bus.deliveries(TOPICS, None, 1024)
-        self._task = asyncio.create_task(self._listen(deliveries))
-        try:
-            await deliveries.caught_up()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end()
-
-    async def _end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _listen(self, deliveries: Any) -> None:
-        async for delivery in deliveries:
-            self.heard.append(Heard(delivery.message, _sent_at(delivery.headers)))
-            delivery.done()
-            self._news.set()
-
-    async def news(self) -> None:
-        """Returns when more was said. Raises BusUnavailable."""
-        assert self._task is not None
-        waiting = asyncio.create_task(self._news.wait())
-        try:
-            await asyncio.wait((waiting, self._task), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if self._task.done():
-            self._task.result()
-            raise BusUnavailable("the bus ended the reading")
-        await asyncio.sleep(GATHER_S)
-        self._news.clear()
+        super().__init__(bus, TOPICS, lambda message, at: self.heard.append(Heard(message, at)))
 
     def keep(self, run: str) -> None:
         """Forgets what was said of other runs."""
         self.heard[:] = [one for one in self.heard if one.message.run == run]
-
-
-def _sent_at(headers: Mapping[str, str]) -> float:
-    try:
-        at = float(headers.get(TIME_HEADER, "0"))
-    except ValueError:
-        return 0.0
-    return at if math.isfinite(at) and at > 0 else 0.0
 
 
 async def export(settings: ServiceSettings, run: str, target: str, *, follow: bool, say: Say) -> None:
@@ -127,6 +68,7 @@ async def export(settings: ServiceSettings, run: str, target: str, *, follow: bo
                     if not follow or state is RunState.finished:
                         break
                     await ear.news()
+                    await asyncio.sleep(GATHER_S)
                     ear.keep(word.run)
             finally:
                 out.close(state)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import structlog
 
 from services.console.board import Board
 from shared.bus import Bus
 from shared.contracts import topics as t
-from shared.contracts.codec import TIME_HEADER
+from shared.contracts.codec import sent_at
 from shared.telemetry import Health
 
 TOPICS = (
@@ -36,15 +35,6 @@ async def read(bus: Bus, board: Board) -> None:
         except Exception:
             log.exception("console.message", topic=delivery.topic.name, offset=delivery.offset)
         delivery.done()
-
-
-def sent_at(headers: dict[str, str]) -> float:
-    """Unix seconds by the sender's clock; 0: it did not say."""
-    try:
-        at = float(headers.get(TIME_HEADER, "0"))
-    except ValueError:
-        return 0.0
-    return at if math.isfinite(at) and at > 0 else 0.0
 
 
 async def serve(bus: Bus, board: Board, health: Health, stop: asyncio.Event) -> None:

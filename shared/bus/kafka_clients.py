@@ -10,10 +10,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
-from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
 
+from shared.bus.kafka_batches import Records
 from shared.bus.kafka_cluster import Cluster
 
 FETCH_MS = 50  # the broker holds a fetch that finds nothing so long, and a commit on the same connection behind it
@@ -56,8 +55,8 @@ def end(producer: KafkaProducer, within_s: float) -> None:
 class Consumer(KafkaConsumer):
     @classmethod
     def open(cls, cluster: Cluster, client: str, group: str | None, topics: Collection[str]) -> Consumer:
-        """`topics`: physical names; they, or their partitions, are still to be subscribed."""
-        return connected(
+        """`topics`: physical names; they, or their partitions, are still to be subscribed. What it polls are `Record`s."""
+        consumer = connected(
             cls,
             **cluster.options(),
             client_id=client,
@@ -73,6 +72,8 @@ class Consumer(KafkaConsumer):
             metadata_max_age_ms=METADATA_MS,
             partition_assignment_strategy=(CooperativeStickyAssignor,),
         )
+        consumer._fetcher.PartitionRecords = Records
+        return consumer
 
     def hold_fetches(self, milliseconds: int) -> None:
         """From the next one on, instead of FETCH_MS. What comes is fetched at once however long they are held."""
@@ -103,40 +104,3 @@ class Consumer(KafkaConsumer):
             list(partitions), timeout_ms=NOTES_WITHIN_MS
         )
         return known
-
-
-_read_record = DefaultRecordBatch._read_msg
-
-
-def _read_any_record(batch: DefaultRecordBatch) -> Any:
-    """A header's name is text to kafka-python, and what is none would end the consumer, and each that comes after it at the
-    same place. Anybody may write such: its bytes become question marks, the record a delivery like any other."""
-    start = batch._pos
-    try:
-        return _read_record(batch)
-    except UnicodeDecodeError:
-        _rename_headers(batch._buffer, start)
-        return _read_record(batch)
-
-
-def _rename_headers(buffer: bytearray, pos: int) -> None:
-    """Of the record at `pos`, in place. Raises ValueError or IndexError where it is damaged."""
-    for _ in range(4):  # length, attributes, time, offset
-        _, pos = decode_varint(buffer, pos)
-    for _ in range(2):  # key, value
-        size, pos = decode_varint(buffer, pos)
-        pos += max(0, size)
-    count, pos = decode_varint(buffer, pos)
-    for _ in range(count):
-        size, pos = decode_varint(buffer, pos)
-        name = bytes(buffer[pos : pos + max(0, size)])
-        try:
-            name.decode()
-        except UnicodeDecodeError:
-            buffer[pos : pos + len(name)] = bytes(byte if byte < 0x80 else ord("?") for byte in name)
-        pos += len(name)
-        size, pos = decode_varint(buffer, pos)
-        pos += max(0, size)
-
-
-DefaultRecordBatch._read_msg = _read_any_record

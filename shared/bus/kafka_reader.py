@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from kafka import TopicPartition
@@ -38,6 +38,7 @@ from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
 from shared.bus.inbox import Inbox, Lease, Received
+from shared.bus.kafka_batches import Record
 from shared.bus.kafka_clients import FETCH_MS, Consumer
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_records import REASON_BYTES, received
@@ -237,7 +238,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._consumer.hold_fetches(IDLE_FETCH_MS if idle else FETCH_MS)
         return IDLE_POLL_MS if idle else POLL_MS
 
-    def _take(self, records: dict[TopicPartition, list[Any]]) -> None:
+    def _take(self, records: dict[TopicPartition, list[Record]]) -> None:
         items = []
         with self._lock:
             for partition, found in records.items():

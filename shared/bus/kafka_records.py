@@ -5,12 +5,10 @@ Anybody may write to a topic: no record, whatever it holds, raises here, and eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import xxhash
 
 from shared.bus.inbox import Inbox, Lease, Received
+from shared.bus.kafka_batches import Record
 from shared.contracts import codec
 
 LETTER_BYTES = 900_000  # of a dead letter: below a producer's and a broker's usual 1 MiB, headers and key counted
@@ -19,25 +17,19 @@ REASON_BYTES = 4_000  # it may repeat what could not be read
 HEADER_OVERHEAD = 16  # of every header beside its name and value: their lengths, at most
 
 
-def received(inbox: Inbox, lease: Lease, record: Any) -> tuple[Received, str]:
+def received(inbox: Inbox, lease: Lease, record: Record) -> tuple[Received, str]:
     """(the delivery, why it cannot be read; "": it can)."""
-    item = Received(inbox, lease, "", None, {}, record.offset, record.value or b"")
+    key, data = record.key, record.value or b""
+    item = Received(
+        inbox, lease, key.decode("utf-8", "replace") if key else "", None, record.headers, record.offset, data
+    )
     try:
-        item.key, item.headers = _text(record.key), headers_of(record.headers)
-        item.message = codec.decode(lease.topic, item.data, item.headers)
+        item.message = codec.decode(lease.topic, data, record.headers)
     except codec.UnreadableMessage as error:
         return item, str(error)
     except Exception as error:  # to let it out would end the consumer, and the next one would meet the same record
         return item, f"{type(error).__name__}: {error}"
     return item, ""
-
-
-def headers_of(pairs: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
-    """A header without a value (Kafka has such) is an empty one."""
-    try:
-        return {name: value.decode() for name, value in pairs}  # type: ignore[union-attr]  # nearly always, and fast
-    except (UnicodeDecodeError, AttributeError):
-        return {name: _text(value) for name, value in pairs}
 
 
 def letter(item: Received, reason: str, group: str | None) -> tuple[str, bytes, dict[str, str]]:
@@ -72,10 +64,6 @@ def _first(headers: dict[str, str], room: int) -> dict[str, str]:
             break
         kept[name] = value
     return kept
-
-
-def _text(data: bytes | None) -> str:
-    return data.decode("utf-8", "replace") if data else ""
 
 
 def _size(text: str) -> int:

@@ -10,7 +10,9 @@ Invariants:
 from __future__ import annotations
 
 import functools
+import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -38,6 +40,15 @@ class UnreadableMessage(ValueError):
 
 class MessageTooLarge(ValueError):
     """The producer tried to send more than 64 KiB; bulk belongs into the object store."""
+
+
+def sent_at(headers: Mapping[str, str]) -> float:
+    """Unix seconds by the sender's clock; 0: it did not say."""
+    try:
+        at = float(headers.get(TIME_HEADER, "0"))
+    except ValueError:
+        return 0.0
+    return at if math.isfinite(at) and at > 0 else 0.0
 
 
 @functools.cache

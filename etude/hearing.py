@@ -1,0 +1,76 @@
+"""Listening to what is said on the bus, from the beginning on: for commands that tell or copy, and are no service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from shared.bus import Bus, BusUnavailable
+from shared.contracts.codec import sent_at
+from shared.contracts.topics import Topic
+
+READ_WITHIN_S = 60.0  # a year of messages on a slow broker
+
+
+class Hearing:
+    """Use with `async with`: it begins when everything that was said has been given to `hear` (a message, and when it was
+    sent: Unix seconds by the sender's clock, 0 where it does not say), and goes on listening. Raises BusUnavailable."""
+
+    def __init__(self, bus: Bus, topics: Sequence[Topic], hear: Callable[[Any, float], None]) -> None:
+        self._bus, self._topics, self._hear = bus, topics, hear
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(READ_WITHIN_S):
+                await self._bus.ping()
+                deliveries = self._bus.deliveries(self._topics, None, 1024)
+                self._task = asyncio.create_task(self._listen(deliveries))
+                await deliveries.caught_up()
+        except BaseException as error:
+            await self._end()
+            if isinstance(error, TimeoutError):
+                raise BusUnavailable(f"the bus has not told its past within {READ_WITHIN_S:.0f} s") from None
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _listen(self, deliveries: Any) -> None:
+        async for delivery in deliveries:
+            self._hear(delivery.message, sent_at(delivery.headers))
+            delivery.done()
+            self._news.set()
+
+    async def news(self) -> None:
+        """Returns when something was said since this was last called. Raises BusUnavailable, and what `hear` raised."""
+        assert self._task is not None
+        waiting = asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait((waiting, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        self._news.clear()
+        if self._task.done():
+            self._task.result()
+            raise BusUnavailable("the bus ended the reading")
+
+    async def until(self, there: Callable[[], bool], within_s: float) -> bool:
+        """Whether it came to be in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not there():
+                    await self.news()
+        return there()
