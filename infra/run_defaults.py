@@ -29,7 +29,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "PRIOR_MEAN", "RUN_STRENGTH", "TAG_STRENGTH", "CELL_STRENGTH", "ATTEMPT_WEIGHT", "HALF_LIFE_STEPS", "EXPLORATION",
         "SHARPNESS", "TILT", "TILT_STEPS", "FLOOR",
     ),
-    "etude.demo.prepare": ("OWN_HELD_OUT",),
+    "shared.problems.splits": ("HELD_OUT",),
 }  # fmt: skip
 
 

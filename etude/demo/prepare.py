@@ -21,14 +21,12 @@ from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
-from shared.problems.splits import own_splits
+from shared.problems.splits import HELD_OUT, own_splits
 from shared.weights.checkpoint_objects import download_directory, upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
 SURPRISES = Path(".cache")
-# Own problems: this share is held out for the report, chosen by a hash of the problem's relatives (`own_pack`).
-OWN_HELD_OUT = 0.2
 
 
 class DemoError(RuntimeError):
@@ -222,7 +220,7 @@ def own_pack(path: Path, directory: Path, chat: Format | None = None, groups_per
     fitting = _fitting(path, chat or chat_format(BASE))
     for said in filter(None, (fitting.left_out(), fitting.doubt())):
         tell(f"{path}: {said}")
-    splits = own_splits(fitting.pairs, OWN_HELD_OUT)
+    splits = own_splits(fitting.pairs, HELD_OUT)
     count = {name: len(members) for name, members in splits.items()}
     empty = [name for name in splits if not count[name]]
     if empty and len(fitting.pairs) >= groups_per_step:

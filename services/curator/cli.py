@@ -20,14 +20,13 @@ from shared.formats.fitting import read_fitting
 from shared.formats.registry import CARD, load_format
 from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
-from shared.problems.splits import own_splits
+from shared.problems.splits import HELD_OUT, own_splits
 from shared.sandbox import SandboxUnavailable, connect
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
-HELD_OUT = 0.2  # as `etude demo --problems` holds out (etude.demo.prepare; a test compares them)
 
 
 @app.command()

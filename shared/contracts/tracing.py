@@ -3,6 +3,7 @@
 Invariants
 - The trace id is a pure function of what the message is about: its attempt, else its group, else its run. Nothing has to
   be handed on, so a crash, an outbox, a redelivery or a replay cannot lose it, and `grep` finds all logs of an attempt.
+  (With OpenTelemetry on, what is said of a run within a training step carries the step's: `shared.telemetry_spans`.)
 - It is for people and tools alone; nothing is decided by it. Dead letters and forwarded messages keep their own.
 """
 

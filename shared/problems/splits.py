@@ -19,6 +19,7 @@ import xxhash
 from shared.problems.schema import Hidden, Problem
 
 SPLITS = ("train", "rl", "dev", "held_out")
+HELD_OUT = 0.2  # of problems of one's own, unless told otherwise
 # Training streams and RL need many functions, the report needs 150 held-out ones.
 _SHARES = (("held_out", 0.14), ("dev", 0.06), ("rl", 0.35), ("train", 0.45))
 

@@ -10,7 +10,6 @@ import pytest
 
 from etude.demo import DemoOptions
 from etude.demo import prepare as p
-from services.curator import cli
 from shared import objects as stores
 from shared.problems import pack as packs
 
@@ -125,10 +124,6 @@ def test_a_pack_of_too_few_problems_is_refused_before_anything_is_stored(tmp_pat
     with pytest.raises(p.DemoError, match=rf"{pack}: found \d+ problems to practise on; a step takes 32"):
         p.new_run(objects, DemoOptions(pack=pack, groups_per_step=32, state=tmp_path))
     assert not list(objects.list(""))
-
-
-def test_the_demo_and_the_import_hold_out_the_same_share() -> None:
-    assert cli.HELD_OUT == p.OWN_HELD_OUT
 
 
 def test_another_pack_in_a_folder_of_the_same_name_leaves_the_first_runs_problems_as_they_were(tmp_path: Path) -> None:
