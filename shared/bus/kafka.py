@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.errors import (
     CoordinatorLoadInProgressError,
@@ -37,7 +37,7 @@ from shared.bus import BusUnavailable, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
-from shared.bus.kafka_clients import connected, end
+from shared.bus.kafka_clients import Producer, connected, end
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
@@ -75,7 +75,7 @@ class KafkaBus:
         self._client = client
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}")
         self._known: set[str] = set()  # topics that exist as declared; executor thread only
-        self._producer: KafkaProducer | None = None
+        self._producer: Producer | None = None
         self._producer_failed = False
         self._admin: KafkaAdminClient | None = None
         self._probe = Probe(self.cluster, client)
@@ -198,7 +198,7 @@ class KafkaBus:
     def _options(self) -> dict[str, Any]:
         return {**self.cluster.options(), "client_id": self._client}
 
-    def _open_producer(self) -> KafkaProducer:
+    def _open_producer(self) -> Producer:
         if self._producer and self._producer_failed:
             # An idempotent producer that lost a batch may refuse all that follows. Its callers know what was not sent.
             failed, self._producer = self._producer, None
@@ -206,7 +206,7 @@ class KafkaBus:
         if self._producer is None:
             self._producer_failed = False
             self._producer = connected(
-                KafkaProducer,
+                Producer,
                 **self._options(),
                 acks="all",
                 enable_idempotence=True,

@@ -52,6 +52,15 @@ def end(producer: KafkaProducer, within_s: float) -> None:
         producer._closed = True
 
 
+class Producer(KafkaProducer):
+    def _partition(self, topic: str, partition: int, *of_the_record: Any) -> Any:
+        """A partition that is known is taken at its word. kafka-python makes sets of all topics and all partitions first, with
+        every record."""
+        if partition in self._metadata._partitions.get(topic, ()):
+            return partition
+        return super()._partition(topic, partition, *of_the_record)
+
+
 class Consumer(KafkaConsumer):
     @classmethod
     def open(cls, cluster: Cluster, client: str, group: str | None, topics: Collection[str]) -> Consumer:
