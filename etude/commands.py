@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shared.objects import Objects
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+BOTH = "found both; give one of them"
 Retry = Annotated[
     Literal["fresh", "append"],
     typer.Option(
@@ -254,6 +255,8 @@ def demo(
     _require_servers(state)
     from etude.demo import DemoOptions, run
 
+    if problems and pack:
+        raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
     raise typer.Exit(
         run(
             DemoOptions(
@@ -309,8 +312,9 @@ def evaluate(
     elif pack and not problems:
         what = Split(pack, split or "held_out")
     else:
-        found = "both" if pack else "neither"
-        raise typer.BadParameter(f"found {found}; give one of them", param_hint="--problems FILE, --pack DIR")
+        raise typer.BadParameter(
+            BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"
+        )
     _require_machine(Path(tempfile.gettempdir()))
     raise typer.Exit(run(checkpoint, what, samples, json, limit, retry))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.commands import Retry, State
+from etude.commands import BOTH, Retry, State
 
 if TYPE_CHECKING:
     from etude.acting import Action
@@ -68,6 +68,8 @@ def start(
     from etude.demo import DemoOptions
     from etude.start import run
 
+    if problems and pack:
+        raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
     options = DemoOptions(
         pack=pack,
         problems=problems,

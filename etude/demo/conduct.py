@@ -15,9 +15,11 @@ from etude.demo.progress import Progress
 from etude.status import collect
 from shared.bus import Bus
 from shared.contracts import topics as t
+from shared.contracts.codec import sent_at
 from shared.contracts.messages import EvalRequested, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import Objects
+from shared.settings import Told
 
 LISTENED = (
     t.RUNS_CONTROL,
@@ -35,6 +37,10 @@ LISTENED = (
 
 class Stalled(RuntimeError):
     """Nothing has happened for long; the text says what was awaited."""
+
+
+class NoVerdict(Told, RuntimeError):
+    """Of an evaluation nothing is known, since every attempt was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Conductor:
     async def _listen(self) -> None:
         async for delivery in self.bus.deliveries(LISTENED, group=None, max_in_flight=4096):
             if delivery.message.run == self.run:
-                self.progress.see(delivery.message, float(delivery.headers.get("time", time.time())))
+                self.progress.see(delivery.message, sent_at(delivery.headers) or time.time())
                 self._last_news = time.monotonic()
                 self._news.set()
             delivery.done()
@@ -102,26 +108,41 @@ class Conductor:
     async def evaluate(
         self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int
     ) -> dict[str, Any]:
-        """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once."""
-        if name not in self.progress.evaluations:
-            if not (config.eval_pack and config.eval_pack_hidden):
-                raise ValueError("this run has no evaluation pack")
-            await self.bus.publish(
-                t.EVALS_REQUESTED,
-                self.run,
-                EvalRequested(
-                    run=self.run,
-                    eval=name,
-                    serial=serial,
-                    pack=config.eval_pack,
-                    pack_hidden=config.eval_pack_hidden,
-                    samples=samples,
-                    problems=problems,
-                    sampling=config.sampling,
-                ),
+        """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once, unless it came to no
+        verdict at all. Raises NoVerdict."""
+        asked, times = name, 1
+        while asked in self.progress.evaluations and not self._came_to_a_verdict(asked):
+            times += 1
+            asked = f"{name}-{times}"
+        if asked not in self.progress.evaluations:
+            await self._ask(asked, serial, config, problems=problems, samples=samples)
+        ended = self.progress.evaluations[asked]
+        if not self._came_to_a_verdict(asked):
+            raise NoVerdict(
+                f"the evaluation of version {serial} came to no verdict: {ended.figures['infrastructure_errors']:.0f} attempts "
+                "were lost on the way, which is no fault of theirs; the logs of rollout, reward and grader say why"
             )
-            await self._until(lambda: name in self.progress.evaluations, f"the evaluation of version {serial}")
-        return json.loads(self.objects.get(self.progress.evaluations[name].report))
+        report: dict[str, Any] = json.loads(self.objects.get(ended.report))
+        return report
+
+    def _came_to_a_verdict(self, evaluation: str) -> bool:
+        return "pass_at_1" in self.progress.evaluations[evaluation].figures
+
+    async def _ask(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> None:
+        if not (config.eval_pack and config.eval_pack_hidden):
+            raise ValueError("this run has no evaluation pack")
+        request = EvalRequested(
+            run=self.run,
+            eval=name,
+            serial=serial,
+            pack=config.eval_pack,
+            pack_hidden=config.eval_pack_hidden,
+            samples=samples,
+            problems=problems,
+            sampling=config.sampling,
+        )
+        await self.bus.publish(t.EVALS_REQUESTED, self.run, request)
+        await self._until(lambda: name in self.progress.evaluations, f"the evaluation of version {serial}")
 
     async def finished(self) -> None:
         """Until the run has ended, however long somebody pauses it."""

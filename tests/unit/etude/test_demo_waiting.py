@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from etude import status
-from etude.demo.conduct import Conductor, Patience, Stalled, explained, waits
+from etude.demo.conduct import Conductor, NoVerdict, Patience, Stalled, explained, waits
 from etude.demo.options import DemoOptions
+from etude.demo.prepare import configure
 from etude.demo.progress import Progress
 from etude.demo.run import Demo
 from etude.demo.watch import Practice, say_error
@@ -23,6 +25,7 @@ from shared.bus import Bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, Sampling
+from shared.objects import Objects
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
 
@@ -51,6 +54,34 @@ def seen(*messages: tuple[float, m.RunControl | m.RolloutRequested]) -> Progress
     for at, message in messages:
         progress.see(message, at)
     return progress
+
+
+def test_an_evaluation_without_a_verdict_is_told_and_asked_for_anew(tmp_path: Path) -> None:
+    settings = ServiceSettings(state=tmp_path)
+    config = configure("r", DemoOptions(), REF, (REF, REF), (REF, REF), REF)
+
+    async def evaluator(bus: Bus, objects: Objects, answers: list[dict[str, float]]) -> None:
+        requests = bus.deliveries([t.EVALS_REQUESTED], "evaluator", 1)
+        for figures in answers:
+            delivery = await anext(requests)
+            report = objects.put(f"evals/{delivery.message.eval}.json", json.dumps({"figures": figures}).encode())
+            ended = m.EvalFinished(run="r", eval=delivery.message.eval, serial=0, report=report, figures=figures)
+            await bus.publish(t.EVALS_FINISHED, "r", ended)
+            delivery.done()
+
+    async def scenario() -> None:
+        bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
+        nothing, half = {"infrastructure_errors": 18.0}, {"infrastructure_errors": 0.0, "pass_at_1": 0.5}
+        answering = asyncio.create_task(evaluator(bus, objects, [nothing, half]))
+        async with Conductor(bus, objects, "r") as conductor:
+            with pytest.raises(NoVerdict, match="version 0 came to no verdict: 18 attempts were lost"):
+                await conductor.evaluate("before", 0, config, problems=1, samples=1)
+            for _ in range(2):  # the second time it is known
+                assert (await conductor.evaluate("before", 0, config, problems=1, samples=1))["figures"] == half
+        await answering
+        await bus.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 async def _said(bus: Bus, action: str) -> None:

@@ -174,6 +174,13 @@ def test_an_evaluation_is_of_a_file_or_of_a_split_and_says_so(
     assert said in result.output
 
 
+@pytest.mark.parametrize("command", ["demo", "start"])
+def test_practice_is_on_a_file_or_on_a_pack_and_says_so(front_door: typer.Typer, command: str) -> None:
+    said = CliRunner().invoke(front_door, [command, "--problems", "p.jsonl", "--pack", "."], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert "found both; give one of them" in said.output
+
+
 def test_an_evaluation_of_a_folder_that_is_no_pack_names_what_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "etude.cli", "eval", "--checkpoint", str(BASE), "--pack", str(tmp_path)],
