@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id; left out: the only one that is not finished.")
 ]
+RunOrLast = Annotated[
+    str, typer.Argument(metavar="[RUN]", help="The run; left out: the one that was started last.", show_default=False)
+]
 Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (start, runs, pause, resume, stop, rollback):
+    for command in (start, runs, pause, resume, stop, rollback, measure):
         app.command()(command)
 
 
@@ -53,6 +56,12 @@ def start(
             "--replace",
             help="Stop the run that goes on and start at once. Its step in hand is finished and saved, its attempts are "
             "dropped, and groups that wait for the trainer stay untrained; `etude stop` first trains them.",
+        ),
+    ] = False,
+    paused: Annotated[
+        bool,
+        typer.Option(
+            "--paused", help="Nothing is practised until `etude resume`: `etude measure` first says how good it is."
         ),
     ] = False,
     state: State = Path(".etude"),
@@ -81,7 +90,7 @@ def start(
         config=config,
         state=state,
     )
-    raise typer.Exit(run(options, instead=replace))
+    raise typer.Exit(run(options, instead=replace, paused=paused))
 
 
 def runs(
@@ -140,6 +149,27 @@ def rollback(
     """Make a run go on from an earlier version of its own: its weights are published again under a new number, and groups
     trained after it are free again. A paused run stays paused."""
     _act("rollback", run, reason, state, version=to)
+
+
+def measure(
+    run: RunOrLast = "",
+    version: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Which one, 0: the policy it began with; the newest where left out."),
+    ] = None,
+    problems: Annotated[int, typer.Option(help="Held-out problems, at most; 0: all.", min=0)] = 400,
+    samples: Annotated[
+        int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)
+    ] = 8,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every row with all its figures.")] = None,
+    state: State = Path(".etude"),
+) -> None:
+    """Measure a version of a run on its held-out problems, on the platform that the settings name, and print it beside all that
+    was measured of the run before. While a run is running its engines go on to newer versions: pause it, or wait for its
+    end."""
+    from etude.measuring import run as measured
+
+    raise typer.Exit(measured(_settings(state), run, version, problems=problems, samples=samples, out=out))
 
 
 def _act(action: Action, run: str, reason: str, state: Path, **options: Any) -> None:

@@ -44,9 +44,9 @@ async def announce(options: DemoOptions, settings: ServiceSettings) -> str:
     return config.run
 
 
-async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: bool) -> str:
-    """The same, and returns when the scheduler has taken the run up. `instead`: of those that go on, which are stopped. Raises
-    DemoError, where nothing was said, and what else stands in the way."""
+async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: bool, paused: bool = False) -> str:
+    """The same, and returns when the scheduler has taken the run up. `instead`: of those that go on, which are stopped. `paused`:
+    it waits to be resumed. Raises DemoError, where nothing was said, and what else stands in the way."""
     require_listeners(settings)
     bus = buses.connect(settings.bus_url, client="etude-start")
     try:
@@ -54,7 +54,7 @@ async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: boo
             _require_none(listener, settings, instead)
             config, ref = await _prepared(options, settings)
             _require_none(listener, settings, instead)  # it took a while: somebody else may have started one
-            await _publish(bus, config.run, ref, going := _going(listener))
+            await _publish(bus, config.run, ref, going := _going(listener), paused)
             for run in going:
                 typer.echo(f"{run} is told to stop.")
             if not await _taken_up(bus):
@@ -68,15 +68,21 @@ async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: boo
         await bus.close()
 
 
-def run(options: DemoOptions, *, instead: bool = False) -> int:
+def run(options: DemoOptions, *, instead: bool = False, paused: bool = False) -> int:
     """Returns the exit code: 0 started, 1 something stands in the way."""
     try:
         settings = ServiceSettings(state=options.state)
-        name = asyncio.run(begin(options, settings, instead=instead))
+        name = asyncio.run(begin(options, settings, instead=instead, paused=paused))
     except (DemoError, Told, ValueError) as error:
         typer.echo(str(error), err=True)
         return 1
-    typer.echo(f"Run {name} is started. `{in_folder('etude runs', settings)}` says how it stands.")
+    if paused:
+        first, then = in_folder("etude measure", settings), in_folder("etude resume", settings)
+        typer.echo(
+            f"Run {name} is started and paused. `{first}` says how good its policy is; `{then}` lets it practise."
+        )
+    else:
+        typer.echo(f"Run {name} is started. `{in_folder('etude runs', settings)}` says how it stands.")
     return 0
 
 
@@ -104,11 +110,14 @@ def _require_none(listener: Listener, settings: ServiceSettings, instead: bool) 
     )
 
 
-async def _publish(bus: Bus, run: str, config: Ref, instead_of: Sequence[str]) -> None:
-    """Together and in order, so that the trainer goes from the ones to the other."""
+async def _publish(bus: Bus, run: str, config: Ref, instead_of: Sequence[str], paused: bool = False) -> None:
+    """Together and in order, so that the trainer goes from the ones to the other, and that nothing begins between a start and its
+    pause."""
     by, reason = author(COMMAND), f"{run} is started instead"
     words = [RunControl(run=name, action="stop", reason=reason, by=by) for name in instead_of]
     words.append(RunControl(run=run, action="start", config=config, by=by))
+    if paused:
+        words.append(RunControl(run=run, action="pause", reason="started with --paused", by=by))
     await bus.publish_many([(topics.RUNS_CONTROL, word.run, word) for word in words])
 
 

@@ -16,7 +16,7 @@ from etude.status import collect
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.codec import sent_at
-from shared.contracts.messages import EvalRequested, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import Objects
 from shared.settings import Told
@@ -111,22 +111,19 @@ class Conductor:
         """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once, unless it came to no
         verdict at all. Raises NoVerdict."""
         asked, times = name, 1
-        while asked in self.progress.evaluations and not self._came_to_a_verdict(asked):
+        while (known := self.progress.evaluations.get(asked)) and not came_to_a_verdict(known):
             times += 1
             asked = f"{name}-{times}"
-        if asked not in self.progress.evaluations:
+        if known is None:
             await self._ask(asked, serial, config, problems=problems, samples=samples)
         ended = self.progress.evaluations[asked]
-        if not self._came_to_a_verdict(asked):
+        if not came_to_a_verdict(ended):
             raise NoVerdict(
                 f"the evaluation of version {serial} came to no verdict: {ended.figures['infrastructure_errors']:.0f} attempts "
                 "were lost on the way, which is no fault of theirs; the logs of rollout, reward and grader say why"
             )
         report: dict[str, Any] = json.loads(self.objects.get(ended.report))
         return report
-
-    def _came_to_a_verdict(self, evaluation: str) -> bool:
-        return "pass_at_1" in self.progress.evaluations[evaluation].figures
 
     async def _ask(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> None:
         if not (config.eval_pack and config.eval_pack_hidden):
@@ -149,6 +146,11 @@ class Conductor:
         await self._until(
             lambda: self.progress.state == "finished", "the end of practice", held=lambda: self.progress.paused
         )
+
+
+def came_to_a_verdict(evaluation: EvalFinished) -> bool:
+    """Of a single attempt at least; else there are counts and no figures."""
+    return "pass_at_1" in evaluation.figures
 
 
 @contextlib.asynccontextmanager

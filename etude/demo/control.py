@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -36,15 +34,13 @@ async def run_control(options: DemoOptions, console: Console) -> int:
     )
     before = await measured(prepare.BASE, title="held-out, before")
     shutil.rmtree(out, ignore_errors=True)  # of an earlier control
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [
-            sys.executable, "-m", "services.trainer.base", "sft", "--from", str(prepare.BASE), "--pack", str(taught),
-            "--minutes", str(options.minutes), "--seed", str(options.seed), "--out", str(out),
-        ]
+    code = await asyncio.to_thread(
+        prepare.call,
+        "services.trainer.base", "sft", "--from", str(prepare.BASE), "--pack", str(taught),
+        "--minutes", str(options.minutes), "--seed", str(options.seed), "--out", str(out),
     )  # fmt: skip
-    if done.returncode:
-        raise DemoError(f"fine-tuning ended with exit code {done.returncode}; the lines above say why")
+    if code:
+        raise DemoError(f"fine-tuning ended with exit code {code}; the lines above say why")
     after = await measured(out, title="held-out, after")
     figures = {
         "control": "sft",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,10 +36,18 @@ class DemoError(RuntimeError):
 
 def make_pack(directory: Path = PACK) -> Path:
     """Problems from the Python code on this machine. Cached: the second call returns at once."""
-    done = subprocess.run([sys.executable, "-m", "services.curator.cli", "mutate", "--out", str(directory)])
-    if done.returncode:
-        raise DemoError(f"the problem pack could not be made (exit code {done.returncode}); the lines above say why")
+    if code := call("services.curator.cli", "mutate", "--out", str(directory)):
+        raise DemoError(f"the problem pack could not be made (exit code {code}); the lines above say why")
     return directory
+
+
+def call(module: str, *arguments: str) -> int:
+    """Runs it, and returns its exit code. Raises KeyboardInterrupt where that ended it: Ctrl-C goes to both, and may reach it
+    first."""
+    code = subprocess.run([sys.executable, "-m", module, *arguments]).returncode
+    if code == -signal.SIGINT:
+        raise KeyboardInterrupt
+    return code
 
 
 def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
@@ -144,9 +153,8 @@ def surprises(pack: Path, base: Path = BASE) -> Path:
         digest.update(path.read_bytes())
     out = SURPRISES / f"surprise-{digest.hexdigest()}.json"
     if not out.exists():
-        command = [sys.executable, "-m", "services.trainer.base", "surprise", "--pack", str(pack), "--out", str(out)]
-        command += ["--checkpoint", str(base)]
-        if code := subprocess.run(command).returncode:
+        files = ("--pack", str(pack), "--out", str(out), "--checkpoint", str(base))
+        if code := call("services.trainer.base", "surprise", *files):
             raise DemoError(f"the surprise of the problems could not be computed (exit code {code}); see above")
     return out
 

@@ -28,7 +28,15 @@ from infra.generate import DASHBOARDS
 ALERTS = Path(__file__).resolve().parent.parent / "prometheus" / "alerts.yml"
 POINTS = 240  # per series asked for
 # What stays without a value while all is well, or where the platform lacks that part: dashboard: title [legend] -> why.
-QUIET: dict[str, str] = {}
+_NO_SGLANG = "no engine here is SGLang"
+QUIET: dict[str, str] = {
+    "learning: Alerts": "none was raised",
+    "engines: Up": _NO_SGLANG,
+    "engines: Started again, and undone [started {{instance}}]": _NO_SGLANG,
+    "engines: Started again, and undone [undone]": _NO_SGLANG,
+    "engines: How its requests end [{{finish}}]": _NO_SGLANG,
+    "engines: How its requests end [retracted]": _NO_SGLANG,
+}
 
 
 @dataclass(frozen=True, slots=True)

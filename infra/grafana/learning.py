@@ -105,8 +105,8 @@ LEARNING = Dashboard(
                 ),
                 panel(
                     "Alerts",
-                    "Raised by the trainer, per hour.",
-                    (f"sum by (name) (increase(etude_trainer_alerts_total{RUN}[1h]))", "{{name}}"),
+                    "Raised by any service, so far; the console's page of alerts shows the examples.",
+                    (f"sum by (name) (etude_scheduler_alerts_total{RUN})", "{{name}}"),
                     least=0,
                 ),
             ),

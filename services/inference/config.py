@@ -17,10 +17,13 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     )
     run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
     pool: Literal["rollout", "evaluation"] = Field(
-        "rollout", description="rollout follows every version; evaluation serves the one that it is pinned to."
+        "rollout",
+        description="rollout follows every version; evaluation serves the one that an evaluation is of, or that it is pinned to.",
     )
     pinned: int = Field(
-        -1, ge=-1, description="Serve exactly this version; -1: the newest (rollout) or the base (evaluation)."
+        -1,
+        ge=-1,
+        description="Serve exactly this version; -1: the newest (rollout), what is evaluated (evaluation; the base at first).",
     )
     checkpoint: Path | None = Field(
         None, description="Serve this Hugging Face directory as version 0 and follow no run's versions."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.contracts.messages import PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPublished, RunControl
 from shared.contracts.run import Ref
 
 
@@ -21,6 +21,10 @@ class Following:
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
     over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
+    _asked: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # (run, evaluation) -> version, as they were asked for
+    _ended: set[tuple[str, str]] = field(default_factory=set)
 
     def control(self, message: RunControl) -> None:
         if message.action == "start" and message.config is not None:
@@ -35,6 +39,17 @@ class Following:
         known = self._newest.get(message.run)
         if known is None or (message.incarnation, message.serial) > (known.incarnation, known.serial):
             self._newest[message.run] = message
+
+    def evaluation(self, message: EvalRequested | EvalFinished) -> None:
+        """Two topics: the end may be heard first."""
+        if isinstance(message, EvalRequested):
+            self._asked.setdefault((message.run, message.eval), message.serial)
+        else:
+            self._ended.add((message.run, message.eval))
+
+    def evaluated(self, run: str) -> int | None:
+        """The version of the evaluation under way that was asked for first; None: there is none."""
+        return next((serial for key, serial in self._asked.items() if key[0] == run and key not in self._ended), None)
 
     def runs(self) -> list[str]:
         """The runs to serve, the best first. One that is over before it published anything comes into question only where

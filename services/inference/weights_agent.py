@@ -29,11 +29,17 @@ from services.inference.following import Following
 from services.inference.live import Bits, Engine, Live
 from services.inference.published import bits_of
 from services.inference.wire import BadRequest
-from shared.bus import Bus, BusUnavailable
+from shared.bus import Bus, BusUnavailable, Deliveries
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyApplied, PolicyPublished, RunControl
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.contracts.topics import (
+    EVALS_FINISHED,
+    EVALS_REQUESTED,
+    POLICIES_APPLIED,
+    POLICIES_PUBLISHED,
+    RUNS_CONTROL,
+)
 from shared.contracts.words import Words
 from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
@@ -66,6 +72,9 @@ class WeightsAgent:
     def __init__(self, settings: InferenceSettings, bus: Bus, objects: Objects, health: Health, engine: Engine) -> None:
         self.settings, self.bus, self.objects, self.health = settings, bus, objects, health
         self.following = Following(run=settings.run, pinned=settings.pinned if settings.pinned >= 0 else None)
+        self._evaluates = settings.pool == "evaluation" and settings.pinned < 0 and settings.checkpoint is None
+        self._past_heard = False  # before, an evaluation may seem to be under way that ended long ago
+        self._awaited = ""  # the version that should serve and is not there, as health says it
         self.live: Live | None = None
         self.run_id = ""
         self.directory: Path | None = None
@@ -83,14 +92,20 @@ class WeightsAgent:
     # -- listening ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        topics = [RUNS_CONTROL, POLICIES_PUBLISHED, *([EVALS_REQUESTED, EVALS_FINISHED] if self._evaluates else [])]
+        deliveries = self.bus.deliveries(topics, group=None, max_in_flight=256)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
+            group.create_task(self._listen(deliveries))
             group.create_task(self._follow())
+            if self._evaluates:
+                group.create_task(self._hear_past(deliveries))
 
-    async def _listen(self) -> None:
+    async def _listen(self, deliveries: Deliveries) -> None:
         words = Words()
-        async for delivery in self.bus.deliveries([RUNS_CONTROL, POLICIES_PUBLISHED], group=None, max_in_flight=256):
+        async for delivery in deliveries:
             match delivery.message:
+                case EvalRequested() | EvalFinished() as message:
+                    self.following.evaluation(message)
                 case PolicyPublished() as message:
                     self.following.published(message)
                     self._heard[message.run] = (message.serial, delivery.headers)
@@ -98,6 +113,11 @@ class WeightsAgent:
                     self.following.control(message)
             delivery.done()
             self._changed.set()
+
+    async def _hear_past(self, deliveries: Deliveries) -> None:
+        await deliveries.caught_up()
+        self._past_heard = True
+        self._changed.set()
 
     async def pin(self, serial: int) -> dict[str, Any]:
         """Serves exactly this version from now on; returns when it does. Raises BadRequest where it cannot be had."""
@@ -210,10 +230,19 @@ class WeightsAgent:
         if pinned is not None:
             ref = self._manifest_of(pinned)
             return (pinned, ref) if ref is not None or pinned == 0 else None
+        if self.settings.pool == "evaluation":
+            return self._evaluated()
         newest = self.following.newest(self.run_id)
-        if newest is None or self.settings.pool == "evaluation":  # the latter serves the base until it is pinned
-            return 0, None
-        return newest.serial, newest.manifest
+        return (0, None) if newest is None else (newest.serial, newest.manifest)
+
+    def _evaluated(self) -> tuple[int, Ref | None] | None:
+        """As `_target`: what an evaluation is of. While there is none what serves stays, at first the base."""
+        serial = self.following.evaluated(self.run_id) if self._past_heard else None
+        if serial is None:
+            assert self.live is not None
+            return self.live.serial, self._source
+        ref = self._manifest_of(serial)
+        return (serial, ref) if ref is not None or serial == 0 else None
 
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
@@ -223,8 +252,10 @@ class WeightsAgent:
             try:
                 target = await asyncio.to_thread(self._target)
                 if target is None:
-                    self.health.wait_on(f"version {self.following.pinned}")
+                    pinned = self.following.pinned
+                    self._await(f"version {self.following.evaluated(self.run_id) if pinned is None else pinned}")
                     return
+                self._await("")
                 serial, manifest = target
                 if self._serves(serial, manifest):
                     if self._announced != serial:
@@ -250,6 +281,14 @@ class WeightsAgent:
             with self._span("serve", serial):
                 await self._serve(pause)
             failures, delay = 0, FIRST_DELAY_S
+
+    def _await(self, version: str) -> None:
+        """Health waits on this version, or (empty) on none any more."""
+        if self._awaited and self._awaited != version:
+            self.health.clear(self._awaited)
+        if version:
+            self.health.wait_on(version)
+        self._awaited = version
 
     def _span(self, name: str, serial: int) -> Span:
         """Below the word that published the version, if it is the last one heard; else in the trace of the run."""
@@ -290,8 +329,6 @@ class WeightsAgent:
         metrics.SERIAL.set(self.live.serial)
         self._engine.serve(self.live)
         self.health.clear(WEIGHTS)
-        if self.following.pinned is not None:
-            self.health.clear(f"version {self.following.pinned}")
         if self.run_id:
             await self._announce(self.live.serial, pause=pause)
             self._announced = self.live.serial
@@ -302,6 +339,7 @@ class WeightsAgent:
             replica=self.health.name,
             url=self.health.url,
             pool=self.settings.pool,
+            pinned=not self._evaluates or self.following.pinned is not None,
             serial=serial,
             pause_s=pause,
             ok=ok,

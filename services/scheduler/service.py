@@ -23,6 +23,7 @@ from services.scheduler.working_set import WorkingSet
 from shared.bus import Bus, BusUnavailable, Delivery
 from shared.bus.batching import batches
 from shared.contracts import topics as t
+from shared.contracts.messages import Alert
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import Objects
 from shared.telemetry import Health
@@ -57,6 +58,9 @@ HANGS_S = 3.0  # a call of a store takes milliseconds; the reading of a large ru
 T = TypeVar("T")
 
 MESSAGES = Counter("etude_scheduler_messages_total", "Messages handled.", ["topic", "outcome"])
+ALERTS = Counter(  # here, since everybody's alerts come by
+    "etude_scheduler_alerts_total", "Alerts that any service has raised.", ["run", "name", "severity"]
+)
 BATCH = Histogram("etude_scheduler_batch_seconds", "Handling one batch, its transaction included.")
 GROUPS = Gauge("etude_scheduler_groups", "Groups by state.", ["run", "state"])
 ATTEMPTS = Gauge("etude_scheduler_attempts", "Attempts that are not over.", ["run"])
@@ -237,6 +241,8 @@ class _Term:
                 log.warning("refused", topic=delivery.topic.name, key=delivery.key, why=refused)
                 delivery.bury(refused)
             else:
+                if isinstance(delivery.message, Alert):
+                    ALERTS.labels(delivery.message.run, delivery.message.name, delivery.message.severity).inc()
                 delivery.done()
         self.relay.add(result.outbox)
         if await self.relay.publish():

@@ -13,7 +13,6 @@ TOKENS = Counter(
 )
 REPEATED = Counter("etude_trainer_groups_repeated_total", "Announcements of groups that were known already.", ["run"])
 QUARANTINED = Counter("etude_trainer_groups_quarantined_total", "Groups that could not be trained.", ["run"])
-ALERTS = Counter("etude_trainer_alerts_total", "Alerts raised.", ["run", "name"])
 SERIAL = Gauge("etude_trainer_serial", "Version last published.", ["run"])
 INCARNATION = Gauge("etude_trainer_incarnation", "Incarnation of this process.", ["run"])
 IN_HAND = Gauge("etude_trainer_groups_in_hand", "Groups fetched and waiting for their step.", ["run"])

@@ -334,7 +334,6 @@ class Service:
                 metrics.QUARANTINED.labels(message.run).inc()
                 log.warning("group_quarantined", group=message.group, reason=message.reason)
             elif isinstance(message, Alert):
-                metrics.ALERTS.labels(message.run, message.name).inc()
                 log.error(message.name, what=message.what, examples=message.examples)
 
 

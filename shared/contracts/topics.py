@@ -103,7 +103,9 @@ SERVICES = {
         hears=(POLICIES_APPLIED, RUNS_CONTROL, ATTEMPTS_CANCEL),
         takes={"rollout": (ROLLOUTS_REQUESTED,)},
     ),
-    "inference": Access(writes=(POLICIES_APPLIED,), hears=(RUNS_CONTROL, POLICIES_PUBLISHED)),
+    "inference": Access(
+        writes=(POLICIES_APPLIED,), hears=(RUNS_CONTROL, POLICIES_PUBLISHED, EVALS_REQUESTED, EVALS_FINISHED)
+    ),
     "reward": Access(writes=(ROLLOUTS_SCORED, ALERTS), hears=(RUNS_CONTROL,), takes={"reward": (ROLLOUTS_FINISHED,)}),
     "grader": Access(),  # it hears by Celery and answers by the object store
     "trainer": Access(

@@ -1,9 +1,10 @@
-"""`python -m tests.compose [--steps 20] [--kill all] [--scale rollout=2] [--down]`
+"""`python -m tests.compose [--steps 20] [--kill all] [--scale rollout=2] [--problems 100] [--down]`
 
-A run in docker compose on this machine: everything is started and must become healthy, `demo` starts a run, replicas are
-added, every container that is named is killed (kill -9 of its first process: the engine must start it again), the run must
-end, its ledger is audited, and Prometheus is asked every expression of the dashboards. One line per event with its time;
-exit code 0 only if all of that held. Needs the images (`docker compose build` or `make images`) and `.env`.
+A run in docker compose on this machine: everything is started and must become healthy, `demo` starts a run, its policy is
+measured, replicas are added, every container that is named is killed (kill -9 of its first process: the engine must start it
+again), the run must end, its ledger is audited, its last version is measured, and Prometheus is asked every expression of the
+dashboards. One line per event with its time; exit code 0 only if all of that held. (Whether the policy got better is told, not
+judged: kills and few steps are no practice.) Needs the images (`docker compose build` or `make images`) and `.env`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,24 @@ def audit(run: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def measure(run: str, options: argparse.Namespace) -> str:
+    """The newest version on the held-out problems: the last row of the table."""
+    shown = docker(
+        "compose",
+        "exec",
+        "-T",
+        "scheduler",
+        "etude",
+        "measure",
+        run,
+        "--problems",
+        str(options.problems),
+        "--samples",
+        "4",
+    )
+    return " ".join(shown.strip().splitlines()[-1].split())
+
+
 def steps(run: str) -> float:
     """Steps that Prometheus has seen of this run; over restarts of the trainer."""
     found = check.call(PROMETHEUS, "query", query=f'max(max_over_time(etude_trainer_serial{{run="{run}"}}[1h]))')
@@ -102,6 +121,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill", default="all", help=f"by commas, of {', '.join((*OURS, *SERVERS))}; all; none")
     parser.add_argument("--scale", default="rollout=2,grader=2", help="by commas; empty: none")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds to the first step, and to the run's end")
+    parser.add_argument("--problems", type=int, default=100, help="held-out problems, before and after")
     parser.add_argument("--down", action="store_true", help="`docker compose down` at the end; volumes are kept")
     options = parser.parse_args()
     named = {"all": (*OURS, *SERVERS), "none": ()}.get(options.kill, tuple(options.kill.split(",")))
@@ -118,12 +138,23 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
     say(f"up and healthy after {time.monotonic() - began:.0f} s")
     began, wall = time.monotonic(), time.time()
     told = docker(
-        "compose", "run", "--rm", "-T", "demo", "--minutes", str(options.minutes), "--steps", str(options.steps)
+        "compose",
+        "run",
+        "--rm",
+        "-T",
+        "demo",
+        "--paused",
+        "--minutes",
+        str(options.minutes),
+        "--steps",
+        str(options.steps),
     )
     (run,) = re.findall(r"\br-\d{8}T\d{6}-[0-9a-f]{4}\b", told)[-1:] or [""]
     if not run:
         raise Failed(f"demo named no run: {told[-600:]}")
     say(f"{run} started after {time.monotonic() - began:.0f} s")
+    say(f"before: {measure(run, options)}")
+    docker("compose", "exec", "-T", "scheduler", "etude", "resume", run)
     say(f"first step after {until(lambda: steps(run) >= 1, 'the first step', options.patience):.0f} s more")
     for pair in filter(None, options.scale.split(",")):
         docker("compose", "up", "-d", "--wait", "--no-recreate", "--scale", pair, pair.partition("=")[0])
@@ -139,7 +170,9 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         ", ".join(f"{key} {report[key]}" for key in keys)
         + f"; groups {report['groups']}; attempts {report['attempts']}"
     )
-    wrong = check.findings(check.survey(PROMETHEUS, time.time() - wall + 60), check.QUIET)
+    say(f"after: {measure(run, options)}")
+    quiet = check.QUIET if containers("kafka-exporter") else check.QUIET | {"flow: Lag": "no exporter runs"}
+    wrong = check.findings(check.survey(PROMETHEUS, time.time() - wall + 60), quiet)
     for line in (*wrong, *check.unhealthy_rules(PROMETHEUS)):
         say(line)
     return bool(report["sound"]) and not wrong

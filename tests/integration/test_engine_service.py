@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import RunControl
-from shared.contracts.topics import RUNS_CONTROL
+from shared.contracts.messages import EvalFinished, EvalRequested, RunControl
+from shared.contracts.run import Ref
+from shared.contracts.topics import EVALS_FINISHED, EVALS_REQUESTED, RUNS_CONTROL
 from shared.model import causal_rows
 from shared.weights import read_manifest
 from tests.integration.engine_platform import (
@@ -407,6 +408,39 @@ def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
         async with p.replica(pool="evaluation", pinned=2):
             _, again = await p.applied(2)
             assert again > seen
+
+    run(test, tmp_path)
+
+
+def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_stays(tmp_path):
+    async def test(p: Platform) -> None:
+        ref = Ref(key="x", size=1, checksum="0" * 32)
+
+        def asked(evaluation: str, serial: int) -> EvalRequested:
+            return EvalRequested(run=RUN, eval=evaluation, serial=serial, pack=ref, pack_hidden=ref)
+
+        async def end(evaluation: str, serial: int) -> None:
+            ended = EvalFinished(run=RUN, eval=evaluation, serial=serial, report=ref, figures={})
+            await p.bus.publish(EVALS_FINISHED, RUN, ended)
+
+        for serial in range(4):
+            p.write_version(serial, serial - 1 if serial else None)
+            await p.announce(serial, serial - 1)
+        await p.start_run()
+        await p.bus.publish(EVALS_REQUESTED, RUN, asked("long ago", 3))
+        await end("long ago", 3)
+        async with p.replica(pool="evaluation"):
+            message, seen = await p.applied(0)
+            assert (message.pool, message.pinned) == ("evaluation", False)
+            await p.bus.publish(EVALS_REQUESTED, RUN, asked("first", 2))
+            await p.bus.publish(EVALS_REQUESTED, RUN, asked("second", 1))
+            _, seen = await p.applied(2, after=seen)
+            await end("first", 2)
+            _, seen = await p.applied(1, after=seen)
+            await end("second", 1)
+            await p.bus.publish(EVALS_REQUESTED, RUN, asked("third", 3))
+            _, seen = await p.applied(3, after=seen)
+            assert seen == 4  # none for the evaluation that was over, nor the base in between
 
     run(test, tmp_path)
 

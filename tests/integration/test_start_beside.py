@@ -47,6 +47,20 @@ def test_a_run_is_started_when_the_scheduler_has_taken_it_up_and_in_the_place_of
     asyncio.run(story())
 
 
+def test_a_run_that_is_started_paused_stays_so_until_it_is_resumed(tmp_path, typed):
+    async def story() -> None:
+        async with folder(tmp_path / "state") as here:
+            code, said = await typed(here, "--paused")
+            assert (code, "is started and paused. `etude measure`" in said) == (0, True), said
+            (row,) = json.loads((await here.etude("runs", "--json")).stdout)
+            assert (row["state"], row["reason"]) == ("paused", "started with --paused")
+            assert (await here.etude("resume")).exit_code == 0
+            (row,) = json.loads((await here.etude("runs", "--json")).stdout)
+            assert row["state"] == "running"
+
+    asyncio.run(story())
+
+
 def test_a_run_that_the_scheduler_refuses_is_said_to_have_ended_with_the_reason(tmp_path, typed):
     changes = tmp_path / "changes.json"
     changes.write_text('{"schedule": {"group_min": 1}}')

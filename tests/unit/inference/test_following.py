@@ -9,7 +9,7 @@ import pytest
 
 from services.inference.following import Following
 from services.inference.wire import version_spans
-from shared.contracts.messages import PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPublished, RunControl
 from shared.contracts.run import Ref
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
@@ -71,3 +71,28 @@ def test_version_spans_cover_all_sampled_tokens_once():
         {"version": "4", "start": 2, "end": 3},
         {"version": "7", "start": 3, "end": 5},
     ]
+
+
+def test_evaluations_are_served_in_the_order_in_which_they_were_asked_for() -> None:
+    following = Following()
+
+    def asked(name: str, serial: int, run: str = "a") -> EvalRequested:
+        return EvalRequested(run=run, eval=name, serial=serial, pack=REF, pack_hidden=REF)
+
+    def ended(name: str, run: str = "a") -> EvalFinished:
+        return EvalFinished(run=run, eval=name, serial=0, report=REF, figures={})
+
+    following.evaluation(ended("early"))  # another topic: it may be heard before
+    for message in (
+        asked("early", 9),
+        asked("other", 7, "b"),
+        asked("first", 4),
+        asked("second", 2),
+        asked("first", 4),
+    ):
+        following.evaluation(message)
+    assert (following.evaluated("a"), following.evaluated("b"), following.evaluated("c")) == (4, 7, None)
+    following.evaluation(ended("first"))
+    assert following.evaluated("a") == 2
+    following.evaluation(ended("second"))
+    assert following.evaluated("a") is None

@@ -1,0 +1,218 @@
+"""`etude measure`: how good a version of a run is on its held-out problems, by the platform that runs it.
+
+The same measurement (version, problems, samples) is asked for once: called again, the command waits for it, or shows what came
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from etude.acting import NAMED, Refused, require_listeners
+from etude.demo.conduct import Conductor, Stalled, came_to_a_verdict
+from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, paired
+from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
+from etude.evaluate import count_objects
+from etude.hearing import Hearing
+from etude.standing import Standing, Standings
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts import topics as t
+from shared.contracts.messages import EvalFinished, PolicyApplied, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.ledger.transitions import RunState
+from shared.objects import Objects
+from shared.settings import ServiceSettings, Told
+
+WIDTH = 160  # of the table where no terminal says its own
+SERVED_WITHIN_S = 60.0
+TOPICS = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.EVALS_FINISHED)
+
+
+class Known:
+    """What was said of runs, as far as a measurement needs it."""
+
+    def __init__(self) -> None:
+        self.standings = Standings()
+        self.configs: dict[str, Ref] = {}
+        self.replicas: dict[str, PolicyApplied] = {}
+        self.measured: dict[tuple[str, str], EvalFinished] = {}
+
+    def hear(self, message: Any, at: float) -> None:
+        self.standings.hear(message, at)
+        match message:
+            case RunControl(action="start", config=Ref() as config):
+                self.configs.setdefault(message.run, config)
+            case PolicyApplied():
+                self.replicas[message.replica] = message
+            case EvalFinished():
+                self.measured[message.run, message.eval] = message
+
+    def chosen(self, run: str, version: int | None) -> tuple[Standing, int]:
+        """The run (empty: the one started last) and its version (None: the newest). Raises Refused."""
+        name = run or self.standings.followed
+        standing = self.standings.of(name)
+        if standing is None:
+            newest = ", ".join(one.run for one in self.standings.runs[: -NAMED - 1 : -1])
+            if not newest:
+                raise Refused("no run was started here; `etude start` begins one")
+            raise Refused(f"run {run!r}: not known here; the newest are {newest}")
+        serial = max(0, standing.serial) if version is None else version
+        if serial and serial not in standing.versions:
+            raise Refused(f"--version {serial}: {name} has published {_span(standing)}")
+        return standing, serial
+
+    def served(self, run: Standing, serial: int) -> bool:
+        """By an engine that stays with it: those of a running run go from version to version."""
+        pools = ("evaluation",) if run.state is RunState.running else ("evaluation", "rollout")
+        return any(one.pool in pools and (one.serial == serial or not one.pinned) for one in self._replicas_of(run))
+
+    def unserved(self, run: Standing, serial: int) -> str:
+        """What is there instead, and the way out: an attempt that no replica can serve would wait, and be lost in the end."""
+        there = ", ".join(f"{one.replica} serves {one.serial}" for one in self._replicas_of(run))
+        moving = f"{run.run} is {run.state}; "
+        if run.state is RunState.running:
+            moving = (
+                f"{run.run} is running, and its engines go from version to version: `etude pause {run.run}` first, or "
+            )
+        return (
+            f"version {serial}: {there or 'no replica serves this run'}. {moving}start an engine for evaluations: "
+            "ETUDE_POOL=evaluation python -m services.inference"
+        )
+
+    def _replicas_of(self, run: Standing) -> list[PolicyApplied]:
+        return [one for one in self.replicas.values() if one.ok and one.run == run.run]
+
+
+def _span(run: Standing) -> str:
+    return f"versions {min(run.versions)} to {max(run.versions)}" if run.versions else "none yet"
+
+
+async def measure(
+    settings: ServiceSettings, run: str, version: int | None, *, problems: int, samples: int, console: Console
+) -> list[Measured]:
+    """Measures, and returns every measurement of this run, versions rising. Raises Refused, Stalled, NoVerdict,
+    BusUnavailable."""
+    require_listeners(settings)
+    objects, bus = stores.connect(settings.objects_url), buses.connect(settings.bus_url, client="etude-measure")
+    try:
+        known = Known()
+        async with Hearing(bus, TOPICS, known.hear) as hearing:
+            standing, serial = known.chosen(run, version)
+            config = msgspec.json.decode(objects.get(known.configs[standing.run]), type=RunConfig)
+            if config.eval_pack is None:
+                raise Refused(
+                    f"{standing.run} was started without held-out problems (eval_pack): nothing to measure on"
+                )
+            there = count_objects(objects, config.eval_pack)
+            problems = min(problems or there, there)
+            name = f"version-{serial}-{problems}x{samples}"
+            async with Conductor(bus, objects, standing.run) as conductor:
+                measured = conductor.progress.evaluations
+                measured |= {name: one for (of, name), one in known.measured.items() if of == standing.run}
+                if name not in measured or not came_to_a_verdict(measured[name]):
+                    # An engine needs a moment to take up a run; one that is running passes by.
+                    patience_s = 0.0 if standing.state is RunState.running else SERVED_WITHIN_S
+                    if not await hearing.until(lambda: known.served(standing, serial), patience_s):
+                        raise Refused(known.unserved(standing, serial))
+                    began, total = time.monotonic(), problems * (samples + 1)  # one more, greedy
+                    title = f"{standing.run}, version {serial}"
+                    async with watching(console, title, total, Evaluation(conductor.progress, serial, total)):
+                        report = await conductor.evaluate(name, serial, config, problems=problems, samples=samples)
+                    say(console, title, evaluation_end(report, time.monotonic() - began))
+                return compared(objects, measured.values(), standing.versions)
+    finally:
+        await bus.close()
+
+
+class Measured(NamedTuple):
+    """`figures`: as `report.figures_of`. `gain`: pass@1 beside the first of the list, as `report.paired`; of itself None."""
+
+    evaluation: str
+    version: int
+    step: int
+    figures: dict[str, Any]
+    gain: dict[str, Any] | None
+
+
+def compared(objects: Objects, ended: Iterable[EvalFinished], steps: Mapping[int, int]) -> list[Measured]:
+    """Those that came to a verdict, versions rising. `steps`: of each published version."""
+    found = sorted(filter(came_to_a_verdict, ended), key=lambda one: (one.serial, one.eval))
+    reports = [json.loads(objects.get(one.report)) for one in found]
+    return [
+        Measured(
+            one.eval,
+            one.serial,
+            steps.get(one.serial, 0),
+            figures_of(report),
+            paired(reports[0], report, "solved") if report is not reports[0] else None,
+        )
+        for one, report in zip(found, reports, strict=True)
+    ]
+
+
+def table(rows: Iterable[Measured]) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for column in (
+        "version",
+        "step",
+        "problems",
+        "pass@1",
+        "",
+        "first edit",
+        "best of k",
+        "greedy",
+        "tokens per solved",
+        "gain",
+    ):
+        shown.add_column(column, no_wrap=True, justify="right")
+    for row in rows:
+        f = row.figures
+        k, best = (8, f[BEST_OF_8]) if BEST_OF_8 in f else (f["k"], f[BEST_OF_K])
+        gain = (
+            f"{row.gain['mean'] * 100:+.1f} [{', '.join(f'{x * 100:+.1f}' for x in row.gain['ci95'])}]"
+            if row.gain
+            else ""
+        )
+        shown.add_row(
+            str(row.version),
+            str(row.step),
+            f"{f['problems']} × {f['samples']}",
+            f"{f['pass_at_1']:.1%}",
+            f"[{f['ci95'][0]:.1%}, {f['ci95'][1]:.1%}]",
+            f"{f['first_edit']:.1%}",
+            f"{best:.1%} of {k}",
+            "–" if f["greedy"] is None else f"{f['greedy']:.1%}",
+            "–" if f["tokens_per_solved"] is None else f"{f['tokens_per_solved']:,.0f}",
+            gain,
+        )
+    return shown
+
+
+def run(
+    settings: ServiceSettings, name: str, version: int | None, *, problems: int, samples: int, out: Path | None
+) -> int:
+    """Returns the exit code: 0 measured, 1 something stands in the way, 130 interrupted."""
+    console = Console(stderr=True)
+    try:
+        rows = asyncio.run(measure(settings, name, version, problems=problems, samples=samples, console=console))
+    except (Refused, Stalled, Told) as error:
+        say_error(console, error)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Not waited for any longer. The measurement goes on: the same command shows what comes of it.")
+        return 130
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))
+    if out:
+        out.write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
+    return 0

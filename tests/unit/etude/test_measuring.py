@@ -1,0 +1,179 @@
+"""`etude measure`: which version is measured where, and what a person reads of all that was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+
+from etude import measuring
+from etude.measuring import Known, Refused
+from shared import objects as stores
+from shared.contracts import messages as m
+from shared.contracts import topics as t
+from shared.contracts.run import Ref
+from shared.settings import ServiceSettings
+from tests.unit.etude.test_run_commands import A, B, Folder, folder
+from tests.unit.scheduler.world import config
+
+REF = Ref(key="x", size=1, checksum="0" * 32)
+PROBLEMS = 3
+
+
+def served(run: str, serial: int, pool: str = "rollout", **said: bool) -> m.PolicyApplied:
+    return m.PolicyApplied(run=run, replica=f"{pool}-0", url="http://x", pool=pool, serial=serial, **said)  # type: ignore[arg-type]
+
+
+def published(serial: int, step: int) -> m.PolicyPublished:
+    return m.PolicyPublished(run=A, serial=serial, incarnation=0, step=step, parent=-1, manifest=REF)
+
+
+def word(action: str, run: str = A) -> m.RunControl:
+    return m.RunControl(run=run, action=action, config=REF if action == "start" else None)  # type: ignore[arg-type]
+
+
+def known(*messages: object) -> Known:
+    found = Known()
+    for at, message in enumerate(messages):
+        found.hear(message, at)
+    return found
+
+
+def test_the_run_started_last_and_its_newest_version_are_meant_where_none_is_named() -> None:
+    found = known(word("start"), published(0, 0), published(3, 3), word("start", B))
+    assert [
+        (run.run, serial) for run, serial in (found.chosen("", None), found.chosen(A, None), found.chosen(A, 0))
+    ] == [
+        (B, 0),
+        (A, 3),
+        (A, 0),
+    ]
+    with pytest.raises(Refused, match=r"--version 2: .* has published versions 0 to 3"):
+        found.chosen(A, 2)
+    with pytest.raises(Refused, match=f"run 'r-x': not known here; the newest are {B}, {A}"):
+        found.chosen("r-x", None)
+    with pytest.raises(Refused, match="`etude start` begins one"):
+        known().chosen("", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "replicas", "way_out"),
+    [
+        (["pause"], [served(A, 3)], ""),
+        (["finished"], [served(A, 3)], ""),
+        ([], [served(A, 4), served(A, 3, "evaluation")], ""),
+        ([], [served(A, 4), served(A, 0, "evaluation", pinned=False)], ""),
+        ([], [served(A, 4), served(A, 0, "evaluation")], "rollout-0 serves 4, evaluation-0 serves 0"),
+        ([], [served(A, 3)], "is running, and its engines go from version to version: `etude pause"),
+        (["pause"], [served(A, 4)], "version 3: rollout-0 serves 4"),
+        (["pause"], [served(A, 3, ok=False), served(B, 3, "evaluation")], "no replica serves this run"),
+    ],
+)
+def test_a_version_is_measured_only_where_a_replica_stays_with_it(
+    said: list[str], replicas: list[m.PolicyApplied], way_out: str
+) -> None:
+    found = known(word("start"), *(word(action) for action in said), published(3, 3), published(4, 4), *replicas)
+    run, serial = found.chosen(A, 3)
+    assert found.served(run, serial) is not bool(way_out)
+    assert "ETUDE_POOL=evaluation python -m services.inference" in found.unserved(run, serial)
+    assert way_out in found.unserved(run, serial)
+
+
+@contextlib.asynccontextmanager
+async def evaluator(here: Folder, solved: dict[int, list[int]]) -> AsyncIterator[list[m.EvalRequested]]:
+    """Answers with so many solved attempts of each problem, by version. Yields what it was asked."""
+    objects, asked = stores.connect(ServiceSettings(state=here.state).objects_url), list[m.EvalRequested]()
+
+    async def answer() -> None:
+        async for delivery in here.bus.deliveries([t.EVALS_REQUESTED], "evaluator", 1):
+            request: m.EvalRequested = delivery.message
+            asked.append(request)
+            rows = {f"p{i}": {"samples": request.samples, "solved": n} for i, n in enumerate(solved[request.serial])}
+            share = sum(solved[request.serial]) / len(rows) / request.samples
+            figures = {"pass_at_1": share, "pass_at_1_low": 0.0, "pass_at_1_high": 1.0, "first_edit": 0.25, "best_of_k": 0.5,
+                       "k": float(request.samples), "problems": float(len(rows)), "samples": float(request.samples),
+                       "infrastructure_errors": 0.0}  # fmt: skip
+            report = objects.put(
+                f"evals/{request.eval}.json", json.dumps({"figures": figures, "problems": rows}).encode()
+            )
+            ended = m.EvalFinished(
+                run=request.run, eval=request.eval, serial=request.serial, report=report, figures=figures
+            )
+            await here.say(t.EVALS_FINISHED, ended)
+            delivery.done()
+
+    answering = asyncio.create_task(answer())
+    try:
+        yield asked
+    finally:
+        answering.cancel()
+
+
+async def start_with_held_out(here: Folder) -> None:
+    objects = stores.connect(ServiceSettings(state=here.state).objects_url)
+    pack = objects.put("pack.jsonl.zst", zstandard.compress(b"{}\n" * PROBLEMS))
+    held_out = msgspec.structs.replace(config(), run=A, eval_pack=pack, eval_pack_hidden=pack)
+    ref = objects.put(f"runs/{A}/config.json", msgspec.json.encode(held_out))
+    await here.say(t.RUNS_CONTROL, m.RunControl(run=A, action="start", config=ref, by="test"))
+    await here.say(t.RUNS_CONTROL, m.RunControl(run=A, action="pause", by="test"))
+
+
+def test_versions_are_measured_once_and_stand_beside_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here:
+            await start_with_held_out(here)
+            await here.publish(0)
+            async with evaluator(here, {0: [0, 1, 2], 1: [1, 2, 2]}) as asked:
+                for serial in (0, 1, 1):
+                    await here.say(t.POLICIES_APPLIED, served(A, serial))
+                    out = tmp_path / "figures.json"
+                    done = await here.etude("measure", "--samples", "2", "--json", str(out))
+                    assert done.exit_code == 0, done.output
+                    if serial == 0:
+                        assert json.loads(out.read_text())[0]["gain"] is None
+                        await here.say(t.POLICIES_PUBLISHED, published(1, 1))
+                assert [(one.eval, one.serial, one.problems, one.samples) for one in asked] == [
+                    ("version-0-3x2", 0, 3, 2),
+                    ("version-1-3x2", 1, 3, 2),
+                ]
+            rows = json.loads(out.read_text())
+            assert [(row["version"], row["step"], row["figures"]["pass_at_1"]) for row in rows] == [
+                (0, 0, 0.5),
+                (1, 1, 5 / 6),
+            ]
+            assert rows[1]["gain"]["mean"] == pytest.approx(1 / 3)
+            assert "50.0%" in done.stdout
+            assert "+33.3 [" in done.stdout
+
+    asyncio.run(scenario())
+
+
+def test_where_no_engine_serves_the_version_nothing_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SERVED_WITHIN_S", 0.5)
+
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here, evaluator(here, {}) as asked:
+            await start_with_held_out(here)
+            done = await here.etude("measure")
+            assert (done.exit_code, "no replica serves this run" in " ".join(done.output.split())) == (1, True)
+            assert asked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_run_without_held_out_problems_is_told_as_such(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here:
+            await here.start(A)
+            done = await here.etude("measure")
+            assert (done.exit_code, "without held-out problems" in " ".join(done.output.split())) == (1, True)
+
+    asyncio.run(scenario())
