@@ -53,12 +53,16 @@ def end(producer: KafkaProducer, within_s: float) -> None:
 
 
 class Producer(KafkaProducer):
-    def _partition(self, topic: str, partition: int, *of_the_record: Any) -> Any:
-        """A partition that is known is taken at its word. kafka-python makes sets of all topics and all partitions first, with
-        every record."""
-        if partition in self._metadata._partitions.get(topic, ()):
-            return partition
-        return super()._partition(topic, partition, *of_the_record)
+    def put(self, topic: str, partition: int, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> Any:
+        """`send` without its questions: what is sent here has a partition and is bytes. Nobody is woken: `wake` follows."""
+        if partition not in self._metadata._partitions.get(topic, ()):  # not known yet, or not any more
+            return self.send(topic, value=value, key=key, headers=headers, partition=partition)
+        self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, headers))
+        return self._accumulator.append(TopicPartition(topic, partition), None, key, value, headers)[0]
+
+    def wake(self) -> None:
+        """The sender looks at what there is to send."""
+        self._sender.wakeup()
 
 
 class Consumer(KafkaConsumer):
