@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +11,8 @@ from shared.bus import Bus, BusUnavailable
 from shared.contracts.codec import sent_at
 from shared.contracts.topics import Topic
 
-READ_WITHIN_S = 60.0  # a year of messages on a slow broker
+ANSWER_WITHIN_S = 30.0
+SILENT_S = 30.0  # while the past is read, which may take long: a year of messages on a slow broker
 
 
 class Hearing:
@@ -26,16 +26,27 @@ class Hearing:
 
     async def __aenter__(self) -> Self:
         try:
-            async with asyncio.timeout(READ_WITHIN_S):
+            async with asyncio.timeout(ANSWER_WITHIN_S):
                 await self._bus.ping()
-                deliveries = self._bus.deliveries(self._topics, None, 1024)
-                self._task = asyncio.create_task(self._listen(deliveries))
-                await deliveries.caught_up()
-        except BaseException as error:
+        except TimeoutError:
+            raise BusUnavailable(f"the bus has not answered within {ANSWER_WITHIN_S:.0f} s") from None
+        deliveries = self._bus.deliveries(self._topics, None, 1024)
+        self._task = asyncio.create_task(self._listen(deliveries))
+        past = asyncio.create_task(deliveries.caught_up())
+        try:
+            while not past.done():
+                self._news.clear()
+                await asyncio.wait((past, self._task), timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._task.done():
+                    self._ended()
+                if not past.done() and not self._news.is_set():
+                    raise BusUnavailable(f"the bus tells its past no further: nothing for {SILENT_S:.0f} s")
+            past.result()
+        except BaseException:
             await self._end()
-            if isinstance(error, TimeoutError):
-                raise BusUnavailable(f"the bus has not told its past within {READ_WITHIN_S:.0f} s") from None
             raise
+        finally:
+            past.cancel()
         return self
 
     async def __aexit__(
@@ -64,13 +75,21 @@ class Hearing:
             waiting.cancel()
         self._news.clear()
         if self._task.done():
-            self._task.result()
-            raise BusUnavailable("the bus ended the reading")
+            self._ended()
+
+    def _ended(self) -> None:
+        """Raises why the reading has ended."""
+        assert self._task is not None
+        self._task.result()
+        raise BusUnavailable("the bus ended the reading")
 
     async def until(self, there: Callable[[], bool], within_s: float) -> bool:
         """Whether it came to be in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while not there():
+        until = asyncio.get_running_loop().time() + within_s
+        while not there():
+            try:
+                async with asyncio.timeout_at(until):
                     await self.news()
-        return there()
+            except TimeoutError:
+                return there()
+        return True

@@ -31,11 +31,12 @@ from shared.contracts import topics as t
 from shared.contracts.messages import EvalFinished, PolicyApplied, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.ledger.transitions import RunState
-from shared.objects import Objects
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.settings import ServiceSettings, Told
 
 WIDTH = 160  # of the table where no terminal says its own
 SERVED_WITHIN_S = 60.0
+MOVING = (RunState.running, RunState.stopping)  # versions are published
 TOPICS = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.EVALS_FINISHED)
 
 
@@ -54,6 +55,7 @@ class Known:
             case RunControl(action="start", config=Ref() as config):
                 self.configs.setdefault(message.run, config)
             case PolicyApplied():
+                self.replicas.pop(message.replica, None)  # the last word stands last
                 self.replicas[message.replica] = message
             case EvalFinished():
                 self.measured[message.run, message.eval] = message
@@ -74,24 +76,28 @@ class Known:
 
     def served(self, run: Standing, serial: int) -> bool:
         """By an engine that stays with it: those of a running run go from version to version."""
-        pools = ("evaluation",) if run.state is RunState.running else ("evaluation", "rollout")
-        return any(one.pool in pools and (one.serial == serial or not one.pinned) for one in self._replicas_of(run))
+        moving = run.state in MOVING
+        return any(
+            one.on_request or (one.serial == serial and (one.pool == "evaluation" or not moving))
+            for one in self._replicas_of(run)
+        )
 
     def unserved(self, run: Standing, serial: int) -> str:
         """What is there instead, and the way out: an attempt that no replica can serve would wait, and be lost in the end."""
         there = ", ".join(f"{one.replica} serves {one.serial}" for one in self._replicas_of(run))
         moving = f"{run.run} is {run.state}; "
-        if run.state is RunState.running:
-            moving = (
-                f"{run.run} is running, and its engines go from version to version: `etude pause {run.run}` first, or "
-            )
+        if run.state in MOVING:
+            way_out = f"`etude pause {run.run}` first" if run.state is RunState.running else "wait for its end"
+            moving = f"{run.run} is {run.state}, and its engines go from version to version: {way_out}, or "
         return (
             f"version {serial}: {there or 'no replica serves this run'}. {moving}start an engine for evaluations: "
             "ETUDE_POOL=evaluation python -m services.inference"
         )
 
     def _replicas_of(self, run: Standing) -> list[PolicyApplied]:
-        return [one for one in self.replicas.values() if one.ok and one.run == run.run]
+        """One that takes over the address of another replaces it: it is the same place, started again."""
+        places = {one.url: one for one in self.replicas.values()}
+        return [one for one in places.values() if one.ok and one.run == run.run]
 
 
 def _span(run: Standing) -> str:
@@ -110,7 +116,7 @@ async def measure(
         async with Hearing(bus, TOPICS, known.hear) as hearing:
             standing, serial = known.chosen(run, version)
             config = msgspec.json.decode(objects.get(known.configs[standing.run]), type=RunConfig)
-            if config.eval_pack is None:
+            if config.eval_pack is None or config.eval_pack_hidden is None:
                 raise Refused(
                     f"{standing.run} was started without held-out problems (eval_pack): nothing to measure on"
                 )
@@ -120,9 +126,9 @@ async def measure(
             async with Conductor(bus, objects, standing.run) as conductor:
                 measured = conductor.progress.evaluations
                 measured |= {name: one for (of, name), one in known.measured.items() if of == standing.run}
-                if name not in measured or not came_to_a_verdict(measured[name]):
-                    # An engine needs a moment to take up a run; one that is running passes by.
-                    patience_s = 0.0 if standing.state is RunState.running else SERVED_WITHIN_S
+                if conductor.verdict(name) is None:
+                    # An engine needs a moment to take up a run; those of one that goes on pass by.
+                    patience_s = 0.0 if standing.state in MOVING else SERVED_WITHIN_S
                     if not await hearing.until(lambda: known.served(standing, serial), patience_s):
                         raise Refused(known.unserved(standing, serial))
                     began, total = time.monotonic(), problems * (samples + 1)  # one more, greedy
@@ -136,7 +142,8 @@ async def measure(
 
 
 class Measured(NamedTuple):
-    """`figures`: as `report.figures_of`. `gain`: pass@1 beside the first of the list, as `report.paired`; of itself None."""
+    """`figures`: as `report.figures_of`. `gain`: pass@1 beside the earliest version that was measured on as many problems with as
+    many attempts, as `report.paired`; of itself None."""
 
     evaluation: str
     version: int
@@ -148,17 +155,14 @@ class Measured(NamedTuple):
 def compared(objects: Objects, ended: Iterable[EvalFinished], steps: Mapping[int, int]) -> list[Measured]:
     """Those that came to a verdict, versions rising. `steps`: of each published version."""
     found = sorted(filter(came_to_a_verdict, ended), key=lambda one: (one.serial, one.eval))
-    reports = [json.loads(objects.get(one.report)) for one in found]
-    return [
-        Measured(
-            one.eval,
-            one.serial,
-            steps.get(one.serial, 0),
-            figures_of(report),
-            paired(reports[0], report, "solved") if report is not reports[0] else None,
-        )
-        for one, report in zip(found, reports, strict=True)
-    ]
+    first: dict[tuple[float, float], dict[str, Any]] = {}
+    rows = []
+    for one in found:
+        report = json.loads(objects.get(one.report))
+        alike = first.setdefault((one.figures["problems"], one.figures["samples"]), report)
+        gain = None if alike is report else paired(alike, report, "solved")
+        rows.append(Measured(one.eval, one.serial, steps.get(one.serial, 0), figures_of(report), gain))
+    return rows
 
 
 def table(rows: Iterable[Measured]) -> Table:
@@ -206,11 +210,14 @@ def run(
     console = Console(stderr=True)
     try:
         rows = asyncio.run(measure(settings, name, version, problems=problems, samples=samples, console=console))
-    except (Refused, Stalled, Told) as error:
+    except (Stalled, Told) as error:
         say_error(console, error)
         return 1
+    except (ObjectMissing, ObjectDamaged) as error:
+        console.print(f"what the run or a measurement of it is made of: {error}", highlight=False, soft_wrap=True)
+        return 1
     except KeyboardInterrupt:
-        console.print("Not waited for any longer. The measurement goes on: the same command shows what comes of it.")
+        console.print("Not waited for any longer. What was asked for goes on: the same command shows what comes of it.")
         return 130
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))
     if out:

@@ -35,6 +35,10 @@ LISTENED = (
 )
 
 
+LOST_AT_MOST = 0.05  # of an evaluation's attempts, on the way
+HEARD_WITHIN_S = 60.0
+
+
 class Stalled(RuntimeError):
     """Nothing has happened for long; the text says what was awaited."""
 
@@ -62,6 +66,7 @@ class Conductor:
         self._listener: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Conductor:
+        self._deliveries = self.bus.deliveries(LISTENED, None, 4096)
         self._listener = asyncio.create_task(self._listen())
         return self
 
@@ -71,8 +76,14 @@ class Conductor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._listener
 
+    async def _heard(self) -> None:
+        """What was there at the beginning, if it is not too much: what is not heard is asked for twice at worst."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_WITHIN_S):
+                await self._deliveries.caught_up()
+
     async def _listen(self) -> None:
-        async for delivery in self.bus.deliveries(LISTENED, group=None, max_in_flight=4096):
+        async for delivery in self._deliveries:
             if delivery.message.run == self.run:
                 self.progress.see(delivery.message, sent_at(delivery.headers) or time.time())
                 self._last_news = time.monotonic()
@@ -109,21 +120,35 @@ class Conductor:
         self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int
     ) -> dict[str, Any]:
         """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once, unless it came to no
-        verdict at all. Raises NoVerdict."""
-        asked, times = name, 1
-        while (known := self.progress.evaluations.get(asked)) and not came_to_a_verdict(known):
-            times += 1
-            asked = f"{name}-{times}"
-        if known is None:
+        verdict. Raises NoVerdict."""
+        await self._heard()
+        ended = self.verdict(name)
+        if ended is None:
+            asked = self._free(name)
             await self._ask(asked, serial, config, problems=problems, samples=samples)
-        ended = self.progress.evaluations[asked]
+            ended = self.progress.evaluations[asked]
         if not came_to_a_verdict(ended):
+            lost, told = ended.figures["infrastructure_errors"], ended.figures["attempts"]
             raise NoVerdict(
-                f"the evaluation of version {serial} came to no verdict: {ended.figures['infrastructure_errors']:.0f} attempts "
-                "were lost on the way, which is no fault of theirs; the logs of rollout, reward and grader say why"
+                f"the evaluation of version {serial} came to no verdict: {lost:.0f} of {lost + told:.0f} attempts were lost on the "
+                "way, which is no fault of theirs (did its engine go on to another version?); the logs of rollout, reward and "
+                "grader say why"
             )
         report: dict[str, Any] = json.loads(self.objects.get(ended.report))
         return report
+
+    def verdict(self, name: str) -> EvalFinished | None:
+        """Of the evaluation of this name, or of one that was asked in its place."""
+        return next(filter(came_to_a_verdict, self._under(name)), None)
+
+    def _under(self, name: str) -> list[EvalFinished]:
+        found: list[EvalFinished] = []
+        while (known := self.progress.evaluations.get(_numbered(name, len(found) + 1))) is not None:
+            found.append(known)
+        return found
+
+    def _free(self, name: str) -> str:
+        return _numbered(name, len(self._under(name)) + 1)
 
     async def _ask(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> None:
         if not (config.eval_pack and config.eval_pack_hidden):
@@ -148,9 +173,15 @@ class Conductor:
         )
 
 
+def _numbered(name: str, times: int) -> str:
+    return name if times == 1 else f"{name}-{times}"
+
+
 def came_to_a_verdict(evaluation: EvalFinished) -> bool:
-    """Of a single attempt at least; else there are counts and no figures."""
-    return "pass_at_1" in evaluation.figures
+    """Figures are of the attempts that were not lost: where many were, of those that were quick. Such are none."""
+    figures = evaluation.figures
+    lost = figures.get("infrastructure_errors", 0.0)
+    return "pass_at_1" in figures and lost <= LOST_AT_MOST * (lost + figures.get("attempts", 0.0))
 
 
 @contextlib.asynccontextmanager

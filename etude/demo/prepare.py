@@ -28,6 +28,7 @@ from shared.weights.checkpoint_objects import download_directory, upload_directo
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
 SURPRISES = Path(".cache")
+INTERRUPTED = 130  # the exit code of a command that says so itself
 
 
 class DemoError(RuntimeError):
@@ -42,10 +43,10 @@ def make_pack(directory: Path = PACK) -> Path:
 
 
 def call(module: str, *arguments: str) -> int:
-    """Runs it, and returns its exit code. Raises KeyboardInterrupt where that ended it: Ctrl-C goes to both, and may reach it
-    first."""
+    """Runs it, and returns its exit code. Raises KeyboardInterrupt where that ended it: Ctrl-C goes to both, and it may be the
+    first to end."""
     code = subprocess.run([sys.executable, "-m", module, *arguments]).returncode
-    if code == -signal.SIGINT:
+    if code in (-signal.SIGINT, INTERRUPTED):
         raise KeyboardInterrupt
     return code
 

@@ -1,6 +1,6 @@
 """Where evaluations lie in the object store, so that a restart finds them as they were.
 
-evals/open/<run>/<eval>.json                 the request, from its acceptance until the report is announced
+evals/open/<run>/<eval>.json                 the request and when it was accepted, until the report is announced
 runs/<run>/evals/<eval>/parts/<hash>.jsonl   results, a few at a time, in no order
 runs/<run>/evals/<eval>/report.json          the report
 """
@@ -22,18 +22,31 @@ from shared.problems import Problem
 from shared.problems.pack import read_problems
 
 
+class _Opened(msgspec.Struct):
+    """Beside an open request's own fields."""
+
+    opened: float = 0.0
+
+
 class Archive:
     """Blocking; call it off the event loop."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def open(self, request: EvalRequested) -> None:
-        self._objects.put(open_evaluation(request.run, request.eval), msgspec.json.encode(request))
+    def open(self, request: EvalRequested, at: float) -> None:
+        """`at`: Unix seconds, which give the order after a restart. What is open already keeps its own."""
+        key = open_evaluation(request.run, request.eval)
+        try:
+            self._objects.head(key)
+        except ObjectMissing:
+            self._objects.put(key, msgspec.json.encode({**msgspec.to_builtins(request), "opened": at}))
 
     def all_open(self) -> list[EvalRequested]:
-        keys = sorted(self._objects.list(OPEN_EVALUATIONS))
-        return [msgspec.json.decode(self._read(key), type=EvalRequested) for key in keys]
+        """In the order in which they were accepted."""
+        found = [self._read(key) for key in sorted(self._objects.list(OPEN_EVALUATIONS))]
+        found.sort(key=lambda data: msgspec.json.decode(data, type=_Opened).opened)
+        return [msgspec.json.decode(data, type=EvalRequested) for data in found]
 
     def keep(self, request: EvalRequested, results: Sequence[Result]) -> None:
         data = msgspec.json.Encoder().encode_lines(results)

@@ -77,7 +77,7 @@ class Evaluator:
             try:
                 await self._start(request)
             except (ObjectMissing, ObjectDamaged, ValueError) as error:  # its pack is gone: the others must not suffer
-                log.error("evaluation_abandoned", run=request.run, eval=request.eval, error=str(error))
+                await self._abandon(request, error)
 
     async def accept(self) -> None:
         async for delivery in self.bus.deliveries([topics.EVALS_REQUESTED], "evaluator", 16):
@@ -97,9 +97,19 @@ class Evaluator:
                 log.warning("evaluation_not_ready", run=request.run, eval=request.eval, error=str(error))
                 delivery.retry(NOT_READY_RETRY_S)
             except (ObjectDamaged, ValueError) as error:
+                await self._abandon(request, error)
                 delivery.bury(f"evaluation {request.eval}: {error}")
             else:
                 delivery.done()
+
+    async def _abandon(self, request: EvalRequested, error: Exception) -> None:
+        """Who waits for it, and the engines that serve its version, hear of its end: a report without a verdict."""
+        log.error("evaluation_abandoned", run=request.run, eval=request.eval, error=str(error))
+        numbers = figures(request, {})
+        report = {"run": request.run, "eval": request.eval, "serial": request.serial, "error": str(error)}
+        ref = await asyncio.to_thread(self.archive.report, request, {**report, "figures": numbers, "problems": {}})
+        await self._announce(request, ref, numbers)
+        await asyncio.to_thread(self.archive.close, request)
 
     async def _start(self, request: EvalRequested) -> None:
         """Durable from here on. Raises what the object store raises, and ValueError for a pack without problems."""
@@ -113,7 +123,7 @@ class Evaluator:
         )
         plan = Plan(request, ids, run.reward.id, patience)
         plan.restore(await asyncio.to_thread(self.archive.results, request))
-        await asyncio.to_thread(self.archive.open, request)
+        await asyncio.to_thread(self.archive.open, request, time.time())
         self.running[request.run, request.eval] = Running(plan, time.monotonic())
         OPEN.set(len(self.running))
         log.info("evaluation_started", run=request.run, eval=request.eval, attempts=plan.total, known=len(plan.results))
@@ -159,9 +169,14 @@ class Evaluator:
             await asyncio.sleep(LINGER_S)
             self._news.clear()
             room = self.config.evaluator_in_flight
+            turn: dict[
+                str, int
+            ] = {}  # run -> the version that is asked for: an engine for evaluations serves one at a time
             for running in list(self.running.values()):
                 await self._keep(running)
-                asks = list(running.plan.due(time.monotonic(), room))
+                request = running.plan.request
+                mine = turn.setdefault(request.run, request.serial) == request.serial
+                asks = list(running.plan.due(time.monotonic(), room if mine else 0))
                 await self.bus.publish_many([(topics.ROLLOUTS_REQUESTED, ask.key.attempt, ask) for ask in asks])
                 room = max(0, room - running.plan.out)
                 if running.plan.complete:

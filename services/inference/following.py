@@ -21,9 +21,8 @@ class Following:
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
     over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
-    _asked: dict[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # (run, evaluation) -> version, as they were asked for
+    # (run, evaluation) -> version, in the order in which they were asked for
+    _asked: dict[tuple[str, str], int] = field(default_factory=dict)
     _ended: set[tuple[str, str]] = field(default_factory=set)
 
     def control(self, message: RunControl) -> None:

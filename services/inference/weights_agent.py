@@ -6,7 +6,8 @@ Invariants:
 - After a failure the version is rebuilt from its full base; the third in a row takes the replica out of rotation and says
   why. It keeps trying, and returns by itself with the first version that it can load.
 - A run that cannot be read (no configuration, no base) takes no replica from one that can: it is tried again beside it.
-- A replica that starts again reads both topics from their beginning, and so catches up by itself.
+- A replica for evaluations goes to the version of the one that was asked for first, and stays until that has ended.
+- A replica that starts again reads its topics from their beginning, and so catches up by itself.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class WeightsAgent:
             raise BadRequest(f"serial: found {serial}; run {self.run_id} has published no such version")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pin_done.append((serial, done))
-        self.following.pinned = serial
+        self.following.pinned, self._announced = serial, None
         self._changed.set()
         await done
         return {"serial": serial, "run": self.run_id}
@@ -221,28 +222,25 @@ class WeightsAgent:
         if before is not None:
             await before.stop()
 
-    def _target(self) -> tuple[int, Ref | None] | None:
-        """(serial, manifest) of what should serve; manifest None: the base as it is. None: the pinned version is not there
-        (yet). Blocking."""
-        pinned = self.following.pinned
+    def _asked(self) -> int | None:
+        """The version that somebody asked for: who pinned this replica, or an evaluation under way."""
+        if self.following.pinned is not None or not (self._evaluates and self._past_heard):
+            return self.following.pinned
+        return self.following.evaluated(self.run_id)
+
+    def _target(self, asked: int | None) -> tuple[int, Ref | None] | None:
+        """(serial, manifest) of what should serve; manifest None: the base as it is. None: the version that was asked for is not
+        there (yet). Blocking."""
         if self.settings.checkpoint is not None:
             return 0, None
-        if pinned is not None:
-            ref = self._manifest_of(pinned)
-            return (pinned, ref) if ref is not None or pinned == 0 else None
-        if self.settings.pool == "evaluation":
-            return self._evaluated()
-        newest = self.following.newest(self.run_id)
-        return (0, None) if newest is None else (newest.serial, newest.manifest)
-
-    def _evaluated(self) -> tuple[int, Ref | None] | None:
-        """As `_target`: what an evaluation is of. While there is none what serves stays, at first the base."""
-        serial = self.following.evaluated(self.run_id) if self._past_heard else None
-        if serial is None:
+        if asked is not None:
+            ref = self._manifest_of(asked)
+            return (asked, ref) if ref is not None or asked == 0 else None
+        if self.settings.pool == "evaluation":  # what serves stays, at first the base
             assert self.live is not None
             return self.live.serial, self._source
-        ref = self._manifest_of(serial)
-        return (serial, ref) if ref is not None or serial == 0 else None
+        newest = self.following.newest(self.run_id)
+        return (0, None) if newest is None else (newest.serial, newest.manifest)
 
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
@@ -250,10 +248,10 @@ class WeightsAgent:
         while self._next_run() is None:
             started, serial = time.perf_counter(), -1
             try:
-                target = await asyncio.to_thread(self._target)
+                asked = self._asked()
+                target = await asyncio.to_thread(self._target, asked)
                 if target is None:
-                    pinned = self.following.pinned
-                    self._await(f"version {self.following.evaluated(self.run_id) if pinned is None else pinned}")
+                    self._await(f"version {asked}")
                     return
                 self._await("")
                 serial, manifest = target
@@ -339,7 +337,7 @@ class WeightsAgent:
             replica=self.health.name,
             url=self.health.url,
             pool=self.settings.pool,
-            pinned=not self._evaluates or self.following.pinned is not None,
+            on_request=self._evaluates and self.following.pinned is None,
             serial=serial,
             pause_s=pause,
             ok=ok,

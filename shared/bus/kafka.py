@@ -48,9 +48,8 @@ from shared.contracts.topics import Topic
 PUBLISH_WITHIN_MS = 30_000
 COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
 FLUSH_WITHIN_S = 3.0  # of commits, when somebody asks for a lag: longer than any that the broker answers at once
-WAKE_EVERY = (
-    64  # messages handed to the producer: to wake its sender is a system call, and takes the interpreter from us
-)
+# Messages that are handed over before the sender is woken: that is a system call, and takes the interpreter from us.
+WAKE_EVERY = 64
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
@@ -180,15 +179,17 @@ class KafkaBus:
             self._ensure(list(topics.values()))
             physical = {name: self.cluster.physical(name) for name in topics}
             producer = self._open_producer()
-            for number, (topic, text, data, headers) in enumerate(items, 1):
-                key = text.encode()
-                pairs = [(name, value.encode()) for name, value in headers.items()]
-                sent = producer.put(physical[topic.name], partition_of(key, topic.partitions), key, data, pairs)
-                sent.add_callback(one_is_durable)
-                sent.add_errback(one_failed)
-                if number % WAKE_EVERY == 0:
-                    producer.wake()
-            producer.wake()
+            try:
+                for number, (topic, text, data, headers) in enumerate(items, 1):
+                    key = text.encode()
+                    pairs = [(name, value.encode()) for name, value in headers.items()]
+                    sent = producer.put(physical[topic.name], partition_of(key, topic.partitions), key, data, pairs)
+                    sent.add_callback(one_is_durable)
+                    sent.add_errback(one_failed)
+                    if number % WAKE_EVERY == 0:
+                        producer.wake()
+            finally:
+                producer.wake()  # what was handed over goes, also where a later one cannot
         except KafkaError as error:
             self._drop_admin()
             one_failed(error)

@@ -6,6 +6,7 @@ Invariants
 - Headers' names are text to kafka-python, and one that is none would end the consumer, and each that comes after it at the
   same place. Anybody may write such: here its bytes beyond ASCII become question marks, and the record a delivery like any other.
 - A batch that is damaged raises CorruptRecordError, after the records before the damage.
+- What a transaction took back is read like anything else (`isolation_level` is not looked at): nobody here writes in one.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class Records(Fetcher.PartitionRecords):
             found: Iterator[Record]
             if batch.magic < FORMAT:
                 found = (Record(each.offset, each.key, each.value, {}) for each in batch)
-            elif batch.is_control_batch:  # of a transaction, and nobody's message
-                found = iter(())
             else:
-                found = read(batch)
                 self.leader_epoch = batch.leader_epoch
                 self.bytes_read += batch.size_in_bytes
                 self.records_read += batch.records_count
+                found = (
+                    iter(()) if batch.is_control_batch else read(batch)
+                )  # the former: of a transaction, nobody's message
             for record in found:
                 self.next_fetch_offset = record.offset + 1
                 yield record
@@ -62,7 +63,10 @@ class Records(Fetcher.PartitionRecords):
 
 def read(batch: DefaultRecordBatch) -> Iterator[Record]:
     """Its records, in order. Raises CorruptRecordError."""
-    batch._maybe_uncompress()
+    try:
+        batch._maybe_uncompress()
+    except Exception as error:  # each compressor has its own
+        raise CorruptRecordError(f"what is compressed cannot be read: {error!r}") from error
     data, base = bytes(memoryview(batch._buffer)[batch._pos :]), batch.base_offset
     pos = 0
     try:

@@ -216,7 +216,7 @@ class PolicyApplied(_Message, frozen=True, kw_only=True):
     replica: str
     url: str
     pool: Literal["rollout", "evaluation"] = "rollout"
-    pinned: bool = True  # it goes to no version because an evaluation is asked for
+    on_request: bool = False  # it goes to the version that an evaluation is of
     serial: NumberOrNone
     pause_s: float = 0.0
     ok: bool = True

@@ -46,14 +46,14 @@ ROLLOUTS_SCORED = Topic("rollouts.scored", (m.RolloutScored, m.RolloutFailed))
 GROUPS_READY = Topic("groups.ready", (m.GroupReady,), partitions=1)
 GROUPS_QUARANTINED = Topic("groups.quarantined", (m.GroupQuarantined,), partitions=1)
 STEPS_COMMITTED = Topic("steps.committed", (m.StepCommitted, m.IncarnationStarted), partitions=1)
-# Who joins late reads these three from the first message: they outlive any run. By run, their key, none of the first and the
+# Who joins late reads these from the first message: they outlive any run. By run, their key, none of the first and the
 # last may be compacted: a version may be needed as the base of the next ones' deltas, a rollback goes back to an earlier one,
 # and a pause must not erase the start. Of a replica only the last word counts, and nobody asks for more; those that are gone
 # for good (their names are new with every start on some clusters) are forgotten after a month.
 POLICIES_PUBLISHED = Topic("policies.published", (m.PolicyPublished,), partitions=1, retention_h=YEAR_H)
 POLICIES_APPLIED = Topic("policies.applied", (m.PolicyApplied,), partitions=1, compacted=True, retention_h=24 * 30)
-EVALS_REQUESTED = Topic("evals.requested", (m.EvalRequested,), partitions=1)
-EVALS_FINISHED = Topic("evals.finished", (m.EvalFinished,), partitions=1)
+EVALS_REQUESTED = Topic("evals.requested", (m.EvalRequested,), partitions=1, retention_h=YEAR_H)
+EVALS_FINISHED = Topic("evals.finished", (m.EvalFinished,), partitions=1, retention_h=YEAR_H)
 RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1, retention_h=YEAR_H)
 ALERTS = Topic("alerts", (m.Alert,), partitions=1)
 

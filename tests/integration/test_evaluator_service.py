@@ -216,13 +216,39 @@ def test_lost_attempts_are_asked_for_again_and_what_stays_lost_is_an_error_not_a
     run(scenario)
 
 
-def test_an_evaluation_that_can_never_begin_is_buried_with_the_reason(run: Runner) -> None:
+def test_one_version_is_measured_after_the_other_in_the_order_of_asking_also_after_a_restart(run: Runner) -> None:
+    async def scenario(p: Platform, world: World) -> None:
+        serials: list[int | None] = []
+        answer = world.answer
+
+        def noted(request: RolloutRequested) -> RolloutScored | RolloutFailed:
+            serials.append(request.pinned)
+            return answer(request)
+
+        world.answer, world.answer_only = noted, 3  # type: ignore[method-assign]
+        async with evaluator(p, "first", evaluator_in_flight=200):
+            for name, serial in (("z", 7), ("a", 5), ("m", 7)):
+                await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p, name, serial=serial))
+            await eventually(lambda: len(Archive(p.objects).all_open()) == 3 and world.answered == 3)
+        world.free.set()
+        async with evaluator(p, "second", evaluator_in_flight=200):
+            found = [message.eval for message in await p.heard(topics.EVALS_FINISHED, 3)]
+        assert set(found[:2]) == {"z", "m"}  # of one version: together
+        assert serials == sorted(serials, key=lambda serial: serial != 7)
+
+    run(scenario)
+
+
+def test_an_evaluation_that_can_never_begin_is_buried_with_the_reason_and_ends(run: Runner) -> None:
     async def scenario(p: Platform, world: World) -> None:
         junk = p.objects.put("junk", b"no pack")
         async with evaluator(p) as serving:
             await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p, "broken", pack=junk))
             await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p))
-            check(*await finished(p))
+            message, report = await finished(p)  # who waits for it is not left waiting
+            assert (message.eval, message.figures["attempts"]) == ("broken", 0)
+            assert report["error"]
+            check(*await finished(p, 2))
             assert not serving.done()
 
     run(scenario)

@@ -26,8 +26,9 @@ REF = Ref(key="x", size=1, checksum="0" * 32)
 PROBLEMS = 3
 
 
-def served(run: str, serial: int, pool: str = "rollout", **said: bool) -> m.PolicyApplied:
-    return m.PolicyApplied(run=run, replica=f"{pool}-0", url="http://x", pool=pool, serial=serial, **said)  # type: ignore[arg-type]
+def served(run: str, serial: int, pool: str = "rollout", **said: object) -> m.PolicyApplied:
+    given = {"replica": f"{pool}-0", "url": f"http://{pool}-0", **said}
+    return m.PolicyApplied(run=run, pool=pool, serial=serial, **given)  # type: ignore[arg-type]
 
 
 def published(serial: int, step: int) -> m.PolicyPublished:
@@ -68,10 +69,12 @@ def test_the_run_started_last_and_its_newest_version_are_meant_where_none_is_nam
         (["pause"], [served(A, 3)], ""),
         (["finished"], [served(A, 3)], ""),
         ([], [served(A, 4), served(A, 3, "evaluation")], ""),
-        ([], [served(A, 4), served(A, 0, "evaluation", pinned=False)], ""),
+        ([], [served(A, 4), served(A, 0, "evaluation", on_request=True)], ""),
         ([], [served(A, 4), served(A, 0, "evaluation")], "rollout-0 serves 4, evaluation-0 serves 0"),
         ([], [served(A, 3)], "is running, and its engines go from version to version: `etude pause"),
+        (["stop"], [served(A, 3)], "is stopping, and its engines go from version to version: wait for its end, or"),
         (["pause"], [served(A, 4)], "version 3: rollout-0 serves 4"),
+        ([], [served(A, 3, "evaluation"), served(A, 4, "evaluation", replica="e-1")], "version 3: e-1 serves 4. "),
         (["pause"], [served(A, 3, ok=False), served(B, 3, "evaluation")], "no replica serves this run"),
     ],
 )
@@ -98,7 +101,7 @@ async def evaluator(here: Folder, solved: dict[int, list[int]]) -> AsyncIterator
             share = sum(solved[request.serial]) / len(rows) / request.samples
             figures = {"pass_at_1": share, "pass_at_1_low": 0.0, "pass_at_1_high": 1.0, "first_edit": 0.25, "best_of_k": 0.5,
                        "k": float(request.samples), "problems": float(len(rows)), "samples": float(request.samples),
-                       "infrastructure_errors": 0.0}  # fmt: skip
+                       "infrastructure_errors": 0.0, "attempts": float(len(rows) * request.samples)}  # fmt: skip
             report = objects.put(
                 f"evals/{request.eval}.json", json.dumps({"figures": figures, "problems": rows}).encode()
             )
