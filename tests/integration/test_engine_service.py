@@ -401,7 +401,8 @@ def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
             assert status == 400
             assert "9" in answer["error"]["message"]
             assert await ask(url, "/pin", {"serial": 1}) == (200, {"serial": 1, "run": RUN})
-            await p.applied(1, after=seen)
+            message, _ = await p.applied(1, after=seen)
+            assert not message.on_request  # it stays, whatever is evaluated
             checked = (await ask(url, "/weights_checker", {}))[1]
             assert checked["checksum"] == read_manifest(p.objects, p.versions[1].manifest).checksum
             assert await ask(url, "/pin", {"serial": 0}) == (200, {"serial": 0, "run": RUN})
@@ -431,7 +432,7 @@ def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_sta
         await end("long ago", 3)
         async with p.replica(pool="evaluation"):
             message, seen = await p.applied(0)
-            assert (message.pool, message.pinned) == ("evaluation", False)
+            assert (message.pool, message.on_request) == ("evaluation", True)
             await p.bus.publish(EVALS_REQUESTED, RUN, asked("first", 2))
             await p.bus.publish(EVALS_REQUESTED, RUN, asked("second", 1))
             _, seen = await p.applied(2, after=seen)
