@@ -59,10 +59,20 @@ def build_tools() -> None:
 
 def schemas() -> Path:
     """A directory of JSON schemas: Kubernetes' own, by version, and KEDA's, read from its resource definition."""
-    package = TOOLS / "kubernetes"
+    package, folder = TOOLS / "kubernetes", TOOLS / "schemas"
     if not package.exists():
         run(*uv(), "pip", "install", "-q", "--no-deps", "--target", package, SCHEMAS)
-    folder = package / "kubernetes_validate" / "kubernetes-json-schema"
+    for version in VERSIONS:
+        target = folder / f"v{version}"
+        if not target.exists():
+            copied = folder / f"{version}.part"
+            copied.mkdir(parents=True, exist_ok=True)
+            source = package / "kubernetes_validate" / "kubernetes-json-schema" / f"v{version}-local-strict"
+            for path in source.glob("*.json"):  # they name themselves, and each other, by places of a server
+                schema = json.loads(path.read_text().replace('"/api/_definitions.json', '"_definitions.json'))
+                schema.pop("$id", None)
+                (copied / path.name).write_text(json.dumps(schema))
+            copied.rename(target)
     target = folder / "keda" / "scaledobject-keda-v1alpha1.json"
     if not target.exists():
         module = json.loads(run("go", "mod", "download", "-json", KEDA))["Dir"]
@@ -73,7 +83,8 @@ def schemas() -> Path:
 
 
 def render(values: Path) -> str:
-    arguments = [part for value in SERVERS for part in ("--set-string", value)]
+    # Asked of no cluster, a helm that is built from its module takes it for an ancient one.
+    arguments = [*(part for value in SERVERS for part in ("--set-string", value)), "--kube-version", VERSIONS[0]]
     run(TOOLS / "helm", "lint", "--strict", CHART, "-f", values, *arguments)
     return run(TOOLS / "helm", "template", "etude", CHART, "-f", values, *arguments)
 
@@ -89,7 +100,7 @@ def main() -> None:
     folder = schemas()
     kind = "{{.ResourceKind}}{{.KindSuffix}}.json"
     locations = (
-        *("-schema-location", f"{folder}/{{{{.NormalizedKubernetesVersion}}}}-local-strict/{kind}"),
+        *("-schema-location", f"{folder}/{{{{.NormalizedKubernetesVersion}}}}/{kind}"),
         *("-schema-location", f"{folder}/keda/{kind}"),
     )
     refuses_what_is_missing()
