@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from etude.demo import prepare
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.run import LOCAL, Demo, run
@@ -145,6 +146,14 @@ def test_an_error_shows_what_the_user_wrote_as_it_is(
     slip.write_text(json.dumps({**first, "entry": "nothing_of_this_name"}) + "\n")
     assert run(DemoOptions(state=state, problems=slip, base_port=0)) == 1
     assert "field 'files[solution.py]': defines no function 'nothing_of_this_name'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [-signal.SIGINT, 130])
+def test_what_ctrl_c_ended_beside_us_is_no_failure(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal interrupts both, and the other may end first."""
+    monkeypatch.setattr(subprocess, "run", lambda *_: subprocess.CompletedProcess([], code))
+    with pytest.raises(KeyboardInterrupt):
+        prepare.make_pack(tmp_path / "pack")
 
 
 @pytest.mark.timeout(180)
