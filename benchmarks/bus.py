@@ -259,9 +259,9 @@ def kafka(bench: Bench) -> None:
             ):
                 pairs = []
                 for i in range(bench.pick(9 if size < 4096 else 5, 2)):  # in turn, and each goes first as often
-                    first = raw(url, count, size) if i % 2 else None
-                    own_rate = ours(url, count, size)
-                    pairs.append((own_rate, first or raw(url, count, size)))
+                    sides = (raw, ours) if i % 2 else (ours, raw)
+                    rate = {side: side(url, count, size) for side in sides}
+                    pairs.append((rate[ours], rate[raw]))
                 suffix = "" if size == 1024 else f"_{name}"
                 own, hand = [a for a, _ in pairs], [b for _, b in pairs]
                 bench.add(

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from etude.acting import NAMED, Refused, require_listeners
+from etude.acting import Refused, chosen, require_listeners
 from etude.demo.conduct import Conductor, Stalled, came_to_a_verdict
 from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, paired
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
@@ -62,16 +62,12 @@ class Known:
 
     def chosen(self, run: str, version: int | None) -> tuple[Standing, int]:
         """The run (empty: the one started last) and its version (None: the newest). Raises Refused."""
-        name = run or self.standings.followed
-        standing = self.standings.of(name)
-        if standing is None:
-            newest = ", ".join(one.run for one in self.standings.runs[: -NAMED - 1 : -1])
-            if not newest:
-                raise Refused("no run was started here; `etude start` begins one")
-            raise Refused(f"run {run!r}: not known here; the newest are {newest}")
+        if not self.standings.runs:
+            raise Refused("no run was started here; `etude start` begins one")
+        standing = chosen(self.standings, run or self.standings.followed)
         serial = max(0, standing.serial) if version is None else version
         if serial and serial not in standing.versions:
-            raise Refused(f"--version {serial}: {name} has published {_span(standing)}")
+            raise Refused(f"--version {serial}: {standing.run} has published {_span(standing)}")
         return standing, serial
 
     def served(self, run: Standing, serial: int) -> bool:

@@ -44,7 +44,7 @@ class Stalled(RuntimeError):
 
 
 class NoVerdict(Told, RuntimeError):
-    """Of an evaluation nothing is known, since every attempt was lost."""
+    """Too many of an evaluation's attempts were lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +124,16 @@ class Conductor:
         await self._heard()
         ended = self.verdict(name)
         if ended is None:
-            asked = self._free(name)
+            asked = _numbered(name, len(self._under(name)) + 1)
             await self._ask(asked, serial, config, problems=problems, samples=samples)
             ended = self.progress.evaluations[asked]
-        if not came_to_a_verdict(ended):
-            lost, told = ended.figures["infrastructure_errors"], ended.figures["attempts"]
-            raise NoVerdict(
-                f"the evaluation of version {serial} came to no verdict: {lost:.0f} of {lost + told:.0f} attempts were lost on the "
-                "way, which is no fault of theirs (did its engine go on to another version?); the logs of rollout, reward and "
-                "grader say why"
-            )
+            if not came_to_a_verdict(ended):
+                lost, told = ended.figures["infrastructure_errors"], ended.figures["attempts"]
+                raise NoVerdict(
+                    f"the evaluation of version {serial} came to no verdict: {lost:.0f} of {lost + told:.0f} attempts were lost "
+                    "on the way, which is no fault of theirs (did its engine go on to another version?); the logs of rollout, "
+                    "reward and grader say why"
+                )
         report: dict[str, Any] = json.loads(self.objects.get(ended.report))
         return report
 
@@ -146,9 +146,6 @@ class Conductor:
         while (known := self.progress.evaluations.get(_numbered(name, len(found) + 1))) is not None:
             found.append(known)
         return found
-
-    def _free(self, name: str) -> str:
-        return _numbered(name, len(self._under(name)) + 1)
 
     async def _ask(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> None:
         if not (config.eval_pack and config.eval_pack_hidden):

@@ -37,6 +37,7 @@ QUIET: dict[str, str] = {
     "engines: How its requests end [{{finish}}]": _NO_SGLANG,
     "engines: How its requests end [retracted]": _NO_SGLANG,
 }
+WITHOUT_EXPORTER = {"flow: Lag": "no kafka-exporter runs"}  # beside QUIET, where there is none
 
 
 @dataclass(frozen=True, slots=True)

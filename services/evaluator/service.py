@@ -169,9 +169,8 @@ class Evaluator:
             await asyncio.sleep(LINGER_S)
             self._news.clear()
             room = self.config.evaluator_in_flight
-            turn: dict[
-                str, int
-            ] = {}  # run -> the version that is asked for: an engine for evaluations serves one at a time
+            # run -> the version that is asked for: an engine for evaluations serves one at a time
+            turn: dict[str, int] = {}
             for running in list(self.running.values()):
                 await self._keep(running)
                 request = running.plan.request

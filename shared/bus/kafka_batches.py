@@ -50,9 +50,8 @@ class Records(Fetcher.PartitionRecords):
                 self.leader_epoch = batch.leader_epoch
                 self.bytes_read += batch.size_in_bytes
                 self.records_read += batch.records_count
-                found = (
-                    iter(()) if batch.is_control_batch else read(batch)
-                )  # the former: of a transaction, nobody's message
+                # A control batch is of a transaction, and nobody's message.
+                found = iter(()) if batch.is_control_batch else read(batch)
             for record in found:
                 self.next_fetch_offset = record.offset + 1
                 yield record

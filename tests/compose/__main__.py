@@ -63,19 +63,8 @@ def audit(run: str) -> dict[str, Any]:
 
 def measure(run: str, options: argparse.Namespace) -> str:
     """The newest version on the held-out problems: the last row of the table."""
-    shown = docker(
-        "compose",
-        "exec",
-        "-T",
-        "scheduler",
-        "etude",
-        "measure",
-        run,
-        "--problems",
-        str(options.problems),
-        "--samples",
-        "4",
-    )
+    command = f"etude measure {run} --problems {options.problems} --samples 4"
+    shown = docker("compose", "exec", "-T", "scheduler", *command.split())
     return " ".join(shown.strip().splitlines()[-1].split())
 
 
@@ -137,18 +126,8 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
     docker("compose", "up", "-d", "--wait", "--wait-timeout", str(UP_WITHIN_S), quiet=False)
     say(f"up and healthy after {time.monotonic() - began:.0f} s")
     began, wall = time.monotonic(), time.time()
-    told = docker(
-        "compose",
-        "run",
-        "--rm",
-        "-T",
-        "demo",
-        "--paused",
-        "--minutes",
-        str(options.minutes),
-        "--steps",
-        str(options.steps),
-    )
+    limits = f"--paused --minutes {options.minutes} --steps {options.steps}"
+    told = docker("compose", "run", "--rm", "-T", "demo", *limits.split())
     (run,) = re.findall(r"\br-\d{8}T\d{6}-[0-9a-f]{4}\b", told)[-1:] or [""]
     if not run:
         raise Failed(f"demo named no run: {told[-600:]}")
@@ -171,7 +150,7 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         + f"; groups {report['groups']}; attempts {report['attempts']}"
     )
     say(f"after: {measure(run, options)}")
-    quiet = check.QUIET if containers("kafka-exporter") else check.QUIET | {"flow: Lag": "no exporter runs"}
+    quiet = check.QUIET if containers("kafka-exporter") else check.QUIET | check.WITHOUT_EXPORTER
     wrong = check.findings(check.survey(PROMETHEUS, time.time() - wall + 60), quiet)
     for line in (*wrong, *check.unhealthy_rules(PROMETHEUS)):
         say(line)

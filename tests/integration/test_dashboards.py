@@ -22,7 +22,6 @@ from infra.servers.debian import libraries, program
 from tests.end_to_end.problems import write
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_KAFKA = {"flow: Lag": "the embedded bus has no exporter"}
 
 
 def free_port() -> int:
@@ -93,7 +92,7 @@ def test_no_panel_is_empty_and_no_expression_refused_after_a_run(tmp_path: Path)
                 tell_targets(tmp_path / ".etude", tmp_path / "prometheus" / "targets.json")
         assert demo.returncode == 0, (tmp_path / "demo.log").read_text()[-3000:]
         answers = check.survey(url, time.time() - began)
-        assert check.findings(answers, {**check.QUIET, **WITHOUT_KAFKA}) == []
+        assert check.findings(answers, {**check.QUIET, **check.WITHOUT_EXPORTER}) == []
         assert check.unhealthy_rules(url) == []
         assert sum(answer.series for answer in answers) > len(answers)
 
