@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ class Batch:
         feeds_D = self._feeds(decoding, drafts)  # tokens of each session in this step
         starts_D = cache.length[decoding.rows]
         at_D = np.cumsum(feeds_D) - feeds_D
-        offset = decode = int(feeds_D.sum())
+        decode = int(feeds_D.sum())
         chunks, finishing = self._chunks()
         own_N = np.repeat(starts_D - at_D, feeds_D) + np.arange(decode)
         rows_N = np.concatenate([np.repeat(decoding.rows, feeds_D), *(np.full(c.n, c.row) for c in chunks)])
@@ -124,28 +125,30 @@ class Batch:
         cache.versions[rows_N, positions_N] = self.serial
         cache.routing[rows_N, positions_N] = experts[:, : cache.routing.shape[2]]
         cache.length[decoding.rows] += 1
-        wanted = list(range(decode))  # which of the N tokens sample
-        computed: list[Computed] = []
+        ends = list(accumulate((c.n for c in chunks), initial=decode))[1:]  # of each chunk among the N
+        last = [end - 1 for c, end in zip(chunks, ends, strict=True) if c.row in finishing]
         for chunk in chunks:
             cache.length[chunk.row] = chunk.start + chunk.n
-            offset += chunk.n
-            if chunk.row in finishing:
-                wanted.append(offset - 1)
-                n = min(chunk.n, DRAFT_PROMPT)
-                computed.append(Computed(chunk.row, chunk.start + chunk.n - n, n, offset - n))
         self.steps += 1
         metrics.STEPS.inc()
         sampled: list[int] = []
-        if wanted:
+        if decode or last:
             joining = [finishing[c.row] for c in chunks if c.row in finishing]
-            sampled = self._sample(hidden if len(wanted) == len(rows_N) else hidden[wanted], joining, drafts)
-        if self.draft_tokens:
-            rows, starts, at = decoding.rows.tolist(), starts_D.tolist(), at_D.tolist()
-            computed += [Computed(*each) for each in zip(rows, starts, sampled[: len(rows)], at, strict=True)]
-            proposed = self._propose(hidden, computed)
-            judged = any(drafts)
-            if self._gate is not None and not chunks and proposed == judged:
-                self._gate.observe(len(rows), judged, time.perf_counter() - began, sum(sampled))
+            whole = decode + len(last) == len(rows_N)
+            sampled = self._sample(hidden if whole else hidden[[*range(decode), *last]], joining, drafts)
+        if not self.draft_tokens:
+            return
+        judged, proposed = any(drafts), False
+        if self._wants_drafts() or judged:
+            own = (decoding.rows.tolist(), starts_D.tolist(), sampled[: len(decoding.rows)], at_D.tolist())
+            news = [Computed(*each) for each in zip(*own, strict=True)]
+            for chunk, end in zip(chunks, ends, strict=True):
+                if chunk.row in finishing:
+                    n = min(chunk.n, DRAFT_PROMPT)
+                    news.append(Computed(chunk.row, chunk.start + chunk.n - n, n, end - n))
+            proposed = self._propose(hidden, news)
+        if self._gate is not None and not chunks and proposed == judged:
+            self._gate.observe(len(decoding.rows), judged, time.perf_counter() - began, sum(sampled))
 
     def _feeds(self, decoding: Decoding, drafts: list[Draft | None]) -> np.ndarray:
         """1 + its drafts per session, int64 [D]. Drafts are written behind the newest token."""
@@ -163,16 +166,16 @@ class Batch:
     ) -> tuple[torch.Tensor, np.ndarray]:
         """Hidden states after the final norm [N, D], valid until the next one, and experts [N, L, K]."""
         cache = self.cache
-        tokens = torch.from_numpy(cache.tokens[rows_N, positions_N])
+        tokens_N = cache.tokens[rows_N, positions_N]
         if self._fused is not None:
-            return self._fused.forward(tokens, rows_N, positions_N)
+            return self._fused.forward(tokens_N, rows_N, positions_N)
         single, starts_D = decoding.rows, cache.length[decoding.rows]
         if (feeds_D > 1).any():
             drafted = zip(decoding.rows.tolist(), starts_D.tolist(), feeds_D.tolist(), strict=True)
             chunks = [Chunk(*each) for each in drafted] + chunks
             single = starts_D = NO_ROWS
         attend = StepAttention(cache, single, starts_D, chunks)
-        out = self.model(tokens, attend.positions_N, attend)
+        out = self.model(torch.from_numpy(tokens_N), attend.positions_N, attend)
         return out.hidden_ND, out.experts_NLK.numpy()
 
     def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
@@ -203,7 +206,7 @@ class Batch:
         positions = cache.length[now.rows]  # where the new tokens begin
         drafts = drafts + [None] * len(joining) if any(drafts) else []
         uniforms = self._uniforms(now.requests, positions, [1 + len(d.tokens) if d else 1 for d in drafts])
-        logits = self.model.logits(hidden_ND)
+        logits = (self._fused or self.model).logits(hidden_ND)
         if drafts:
             seeded = np.array([r.seed is not None for r in now.requests])
             verdict = verify(logits, drafts, now.temperatures, seeded, uniforms, self._random)
@@ -259,6 +262,9 @@ class Batch:
                     uniforms[ends[i] - n + j] = uniform(request.seed, int(positions[i]) + j)
         return uniforms
 
+    def _wants_drafts(self) -> bool:
+        return self._gate is None or self._gate.wants(len(self._decoding.requests) + len(self._prefilling))
+
     def _propose(self, hidden_ND: torch.Tensor, computed: list[Computed]) -> bool:
         """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
         decoding = self._decoding
@@ -266,8 +272,7 @@ class Batch:
             self._records[request].draft = None
         room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
         for_whom = np.flatnonzero(room_D > 0)
-        sessions = len(decoding.requests) + len(self._prefilling)
-        if not len(for_whom) or not (self._gate is None or self._gate.wants(sessions)):
+        if not len(for_whom) or not self._wants_drafts():
             return False
         requests = [decoding.requests[i] for i in for_whom]
         at = {c.row: i for i, c in enumerate(computed)}

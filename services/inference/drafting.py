@@ -63,7 +63,7 @@ class Drafter:
             if cache.drafted_to[c.row] != c.start:
                 cache.drafted_from[c.row] = c.start
             cache.drafted_to[c.row] = c.start + c.n
-        tokens_M = torch.from_numpy(cache.tokens[rows_M, positions_M + 1]).long()
+        tokens_M = cache.tokens[rows_M, positions_M + 1]
         out_MD = self._layer(states_MD, tokens_M, rows_M, positions_M, [(c.row, c.start, c.n) for c in computed])
         state_WD = out_MD[ends[wanted] - 1]
         rows_W = np.array([computed[i].row for i in wanted])
@@ -73,7 +73,7 @@ class Drafter:
         for step in range(self.k):
             if step:
                 pieces = [(int(row), int(position), 1) for row, position in zip(rows_W, positions_W, strict=True)]
-                state_WD = self._layer(state_WD.clone(), tokens[-1], rows_W, positions_W, pieces)
+                state_WD = self._layer(state_WD.clone(), tokens[-1].numpy(), rows_W, positions_W, pieces)
                 positions_W = np.minimum(
                     positions_W + 1, cache.positions - 1
                 )  # what lies behind the end is cut off later
@@ -85,7 +85,7 @@ class Drafter:
         ]
 
     def _choose(self, state_WD: Tensor, temperatures: np.ndarray, uniforms_W: np.ndarray) -> tuple[Tensor, Tensor]:
-        logits_WV = self.model.mtp_logits(state_WD)
+        logits_WV = self.fused.logits(state_WD) if self.fused else self.model.mtp_logits(state_WD)
         weights_WV = scaled(logits_WV, temperatures).exp_()
         token_W = draw(weights_WV, uniforms_W)
         if (greedy := torch.from_numpy(temperatures == 0)).any():
@@ -95,7 +95,7 @@ class Drafter:
     def _layer(
         self,
         hidden_ND: Tensor,
-        tokens_N: Tensor,
+        tokens_N: np.ndarray,
         rows_N: np.ndarray,
         positions_N: np.ndarray,
         pieces: list[tuple[int, int, int]],
@@ -106,6 +106,6 @@ class Drafter:
         first = self.cache.drafted_from
         chunks = [Chunk(row, start, n, int(first[row])) for row, start, n in pieces]
         attend = StepAttention(self.cache, NO_ROWS, NO_ROWS, chunks)
-        embedded = F.embedding(tokens_N, self.model.embed_tokens.weight)
+        embedded = F.embedding(torch.from_numpy(tokens_N), self.model.embed_tokens.weight)
         rotation = self.model.rotary(attend.positions_N)
         return self.model.mtp_layers[0](self.model.config.num_hidden_layers, embedded, hidden_ND, rotation, attend)

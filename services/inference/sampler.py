@@ -7,7 +7,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from services.inference.compiled import compiled, exponentials
+from services.inference.kernels.sampling import sample_rows
 
 
 def uniform(seed: int, position: int) -> float:
@@ -40,32 +40,5 @@ def sample(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray
     B, V = logits_BV.shape
     logits = logits_BV.to("cpu", torch.float32).contiguous().numpy()
     tokens_B, chosen_B = np.empty(B, np.int64), np.empty(B, np.float32)
-    weights_V, bits_V = np.empty(V, np.float32), np.empty(V, np.int32)
-    _sample(logits, temperatures_B, uniforms_B, weights_V, bits_V, bits_V.view(np.float32), tokens_B, chosen_B)
+    sample_rows(logits, temperatures_B, uniforms_B, np.empty(V, np.float32), tokens_B, chosen_B)
     return tokens_B, chosen_B
-
-
-@compiled
-def _sample(logits, temperatures, uniforms, weights, bits, powers, tokens, chosen):  # type: ignore[no-untyped-def]
-    """`weights`, `bits` (int32) and `powers` (float32 over the same memory as `bits`) are room for one row."""
-    B, V = logits.shape
-    for b in range(B):
-        greedy = temperatures[b] == 0
-        scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
-        best, first = np.float32(-1e30), 0
-        for v in range(V):
-            weights[v] = logits[b, v] * scale
-            if weights[v] > best:
-                best, first = weights[v], v
-        total = exponentials(weights, bits, powers, best, V)
-        token = first  # also where rounding lets no sum reach the threshold
-        if not greedy:
-            threshold = uniforms[b] * np.float64(total)
-            reached = np.float64(0)
-            for v in range(V):
-                reached += weights[v]
-                if reached > threshold:
-                    token = v
-                    break
-        tokens[b] = token
-        chosen[b] = logits[b, token] * scale - best - np.log(total)

@@ -26,9 +26,11 @@ from torch import Tensor
 from services.inference.sampler import draw, sample, scaled
 
 TRIAL = 32  # steps in which the other way is tried and counted
+HOPELESS = 8, 0.75  # after so many of them a trial ends that gives less than this share of the present way
 WARM = 12  # steps before them: drafts are poor until the MTP layer has keys of some tokens
 WINDOW = 64  # steps of the present way that it is compared with
-WAIT, MAX_WAIT = 256, 1 << 14  # steps between two trials; doubled whenever the present way wins
+WAIT, MAX_WAIT = 256, 1 << 14  # steps between two trials; at least doubled whenever the present way wins
+LOSS = 0.01  # of all steps at most this share is lost to trials that fail
 GAIN = 1.02  # by so much must the other way be faster to take over
 
 
@@ -113,7 +115,8 @@ class _Size:
 
 class Gate:
     """Says before every step whether drafts shall be made, by the number of sessions. Every so often the other way is tried for
-    a few steps and takes over if it gives more tokens a second; the longer the present way keeps winning, the rarer.
+    a few steps and takes over if it gives more tokens a second; the longer the present way keeps winning, and the more a
+    trial cost, the later the next.
 
     A step counts by the median of its seconds, so that one interruption decides nothing, and the mean of its tokens. Not
     counted: steps that compute prompts, and what a change of ways costs the drafts after it (their keys begin anew)."""
@@ -136,16 +139,19 @@ class Gate:
             size.trying = size.steps >= size.wait
             return
         size.trial.append((seconds, tokens))
-        if len(size.trial) < WARM + TRIAL:
+        counted = size.trial[WARM:]
+        enough, share = HOPELESS
+        present = _rate(size.recent)
+        if len(counted) < TRIAL and (len(counted) < enough or _rate(counted) >= share * present):
             return
-        del size.trial[:WARM]
-        if _rate(size.trial) > GAIN * _rate(size.recent):
+        if _rate(counted) > GAIN * present:
             size.drafting = not size.drafting
             size.recent.clear()
-            size.recent.extend(size.trial)
+            size.recent.extend(counted)
             size.wait = WAIT
         else:
-            size.wait = min(2 * size.wait, MAX_WAIT)
+            lost = len(size.trial) * (1 - _rate(size.trial) / present)  # steps' worth of tokens
+            size.wait = min(max(2 * size.wait, int(lost / LOSS)), MAX_WAIT)
         size.trial.clear()
         size.trying, size.steps = False, 0
 

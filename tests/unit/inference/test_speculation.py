@@ -76,8 +76,9 @@ def test_judged_drafts_are_distributed_as_the_trunk_says(seed, k, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_short_continuations_of_the_engine_are_distributed_as_the_models(temperature, engine_of):
-    V, C, N = 5, 4, 50_000
+@pytest.mark.parametrize(("V", "C"), [(5, 4), (32, 2)], ids=["in_torch", "compiled"])
+def test_short_continuations_of_the_engine_are_distributed_as_the_models(V, C, temperature, engine_of):
+    N = 50_000
     model = build(QWEN3_MOE | MTP | {"vocab_size": V, "num_hidden_layers": 2})
     engine = engine_of(model, rows=64, positions=16, draft_tokens=2, gated=False)
     prompt = np.array([0, 1, 2])
@@ -259,7 +260,7 @@ def test_the_gate_costs_little_where_drafts_do_not_pay_and_takes_them_where_they
     tokens, seconds = spend(gate, 16_000, 1.0, cost, accepted, sessions, seed=1)
     interrupted = sum(50 if step % 97 == 0 else 1 for step in range(1, 16_001))
     best = max(1.0, (1 + accepted) / cost)
-    assert tokens / seconds >= 0.93 * best * 16_000 * sessions / interrupted
+    assert tokens / seconds >= 0.96 * best * 16_000 * sessions / interrupted
 
 
 def test_the_gate_follows_a_change_and_knows_batch_sizes_apart():
