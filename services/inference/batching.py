@@ -140,13 +140,10 @@ class Batch:
             return
         judged, proposed = any(drafts), False
         if self._wants_drafts() or judged:
-            own = (decoding.rows.tolist(), starts_D.tolist(), sampled[: len(decoding.rows)], at_D.tolist())
-            news = [Computed(*each) for each in zip(*own, strict=True)]
-            for chunk, end in zip(chunks, ends, strict=True):
-                if chunk.row in finishing:
-                    n = min(chunk.n, DRAFT_PROMPT)
-                    news.append(Computed(chunk.row, chunk.start + chunk.n - n, n, end - n))
-            proposed = self._propose(hidden, news)
+            own = decoding.rows, starts_D, np.array(sampled[: len(decoding.rows)], np.int64), at_D
+            proposed = self._propose(
+                hidden, _with_prompts(own, [c for c in zip(chunks, ends, strict=True) if c[0].row in finishing])
+            )
         if self._gate is not None and not chunks and proposed == judged:
             self._gate.observe(len(decoding.rows), judged, time.perf_counter() - began, sum(sampled))
 
@@ -265,7 +262,7 @@ class Batch:
     def _wants_drafts(self) -> bool:
         return self._gate is None or self._gate.wants(len(self._decoding.requests) + len(self._prefilling))
 
-    def _propose(self, hidden_ND: torch.Tensor, computed: list[Computed]) -> bool:
+    def _propose(self, hidden_ND: torch.Tensor, computed: Computed) -> bool:
         """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
         decoding = self._decoding
         for request in decoding.requests:
@@ -275,13 +272,13 @@ class Batch:
         if not len(for_whom) or not self._wants_drafts():
             return False
         requests = [decoding.requests[i] for i in for_whom]
-        at = {c.row: i for i, c in enumerate(computed)}
+        at = {row: i for i, row in enumerate(computed.rows.tolist())}
         k = self.draft_tokens
         uniforms = self._uniforms(requests, self.cache.length[decoding.rows[for_whom]] + 1, [k] * len(requests))
         drafts = self.drafter.propose(
             hidden_ND,
             computed,
-            [at[r.row] for r in requests],
+            np.array([at[r.row] for r in requests], np.int64),
             decoding.temperatures[for_whom],
             uniforms.reshape(len(requests), k),
         )
@@ -328,6 +325,15 @@ class Batch:
     def abort_all(self, message: str) -> None:
         for request in [*self.waiting, *self._records]:
             self.abort(request, message)
+
+
+def _with_prompts(own: tuple[np.ndarray, ...], ending: list[tuple[Chunk, int]]) -> Computed:
+    """What the decoding sessions computed (rows, starts, lengths, at), and the ends of prompts, each with its end among the N."""
+    if not ending:
+        return Computed(*own)
+    lengths = [min(chunk.n, DRAFT_PROMPT) for chunk, _ in ending]
+    pieces = [(c.row, c.start + c.n - n, n, end - n) for (c, end), n in zip(ending, lengths, strict=True)]
+    return Computed(*(np.concatenate(both) for both in zip(own, np.array(pieces).T, strict=True)))
 
 
 def _count(drafts: list[Draft | None], given: list[int]) -> None:

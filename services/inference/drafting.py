@@ -19,7 +19,7 @@ from torch import Tensor
 from services.inference.attention import Chunk, StepAttention
 from services.inference.cache import SlotCache
 from services.inference.fused import FusedStep
-from services.inference.sampler import draw, scaled
+from services.inference.sampler import propose
 from services.inference.speculation import Draft
 from shared.model import Transformer
 
@@ -28,12 +28,18 @@ NO_ROWS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Positions [start, start + n) of a row that the trunk has computed in this step, and where their states begin among its N."""
+    """What the trunk has computed in this step, in C pieces of a row each: positions [start, start + n), and where their states
+    begin among its N. int64 [C] each."""
 
-    row: int
-    start: int
-    n: int
-    at: int
+    rows: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    at: np.ndarray
+
+    def within(self, begin: np.ndarray) -> np.ndarray:
+        """begin, begin + 1, … of every piece, one after the other."""
+        before = np.cumsum(self.lengths) - self.lengths
+        return np.repeat(begin - before, self.lengths) + np.arange(int(self.lengths.sum()))
 
 
 class Drafter:
@@ -45,52 +51,45 @@ class Drafter:
     def propose(
         self,
         hidden_ND: Tensor,
-        computed: list[Computed],
-        wanted: list[int],
+        computed: Computed,
+        wanted: np.ndarray,
         temperatures: np.ndarray,
         uniforms_WK: np.ndarray,
     ) -> list[Draft]:
-        """One draft for each of `wanted` (indices into `computed`), whose last position is followed by the newest token, drawn
-        with its uniform numbers in [0, 1).
+        """One draft for each of the pieces `wanted` (int64 [W]), whose last position is followed by the newest token, drawn with
+        its uniform numbers in [0, 1).
         `computed`: everything whose keys the layer shall have, one piece per row; the token after each position stands in the
         cache."""
-        cache = self.cache
-        ends = np.cumsum([c.n for c in computed])
-        rows_M = np.repeat([c.row for c in computed], [c.n for c in computed])
-        positions_M = np.concatenate([np.arange(c.start, c.start + c.n) for c in computed])
-        states_MD = hidden_ND[np.concatenate([np.arange(c.at, c.at + c.n) for c in computed])]
-        for c in computed:
-            if cache.drafted_to[c.row] != c.start:
-                cache.drafted_from[c.row] = c.start
-            cache.drafted_to[c.row] = c.start + c.n
+        cache, rows_C = self.cache, computed.rows
+        ends_C = computed.starts + computed.lengths
+        rows_M, positions_M = np.repeat(rows_C, computed.lengths), computed.within(computed.starts)
+        states_MD = hidden_ND.index_select(0, torch.from_numpy(computed.within(computed.at)))
+        cache.drafted_from[rows_C] = np.where(
+            cache.drafted_to[rows_C] == computed.starts, cache.drafted_from[rows_C], computed.starts
+        )
+        cache.drafted_to[rows_C] = ends_C
         tokens_M = cache.tokens[rows_M, positions_M + 1]
-        out_MD = self._layer(states_MD, tokens_M, rows_M, positions_M, [(c.row, c.start, c.n) for c in computed])
-        state_WD = out_MD[ends[wanted] - 1]
-        rows_W = np.array([computed[i].row for i in wanted])
-        positions_W = np.array([computed[i].start + computed[i].n for i in wanted])
-        tokens: list[Tensor] = []
-        probabilities: list[Tensor] = []
+        pieces = zip(rows_C.tolist(), computed.starts.tolist(), computed.lengths.tolist(), strict=True)
+        out_MD = self._layer(states_MD, tokens_M, rows_M, positions_M, list(pieces))
+        last_W = np.cumsum(computed.lengths)[wanted] - 1
+        state_WD = out_MD.index_select(0, torch.from_numpy(last_W))
+        rows_W, positions_W = rows_C[wanted], ends_C[wanted]
+        tokens_WK = np.empty((len(wanted), self.k), np.int64)
+        probabilities: list[np.ndarray] = []
         for step in range(self.k):
             if step:
-                pieces = [(int(row), int(position), 1) for row, position in zip(rows_W, positions_W, strict=True)]
-                state_WD = self._layer(state_WD.clone(), tokens[-1].numpy(), rows_W, positions_W, pieces)
+                singles = [
+                    (row, position, 1) for row, position in zip(rows_W.tolist(), positions_W.tolist(), strict=True)
+                ]
+                state_WD = self._layer(state_WD.clone(), tokens_WK[:, step - 1], rows_W, positions_W, singles)
                 positions_W = np.minimum(
                     positions_W + 1, cache.positions - 1
                 )  # what lies behind the end is cut off later
-            token_W, weights_WV = self._choose(state_WD, temperatures, uniforms_WK[:, step])
-            tokens.append(token_W)
+            logits_WV = (self.fused or self.model).mtp_logits(state_WD)
+            tokens_WK[:, step], weights_WV = propose(logits_WV, temperatures, uniforms_WK[:, step])
             probabilities.append(weights_WV)
-        return [
-            Draft([int(t[w]) for t in tokens], torch.stack([p[w] for p in probabilities])) for w in range(len(wanted))
-        ]
-
-    def _choose(self, state_WD: Tensor, temperatures: np.ndarray, uniforms_W: np.ndarray) -> tuple[Tensor, Tensor]:
-        logits_WV = self.fused.logits(state_WD) if self.fused else self.model.mtp_logits(state_WD)
-        weights_WV = scaled(logits_WV, temperatures).exp_()
-        token_W = draw(weights_WV, uniforms_W)
-        if (greedy := torch.from_numpy(temperatures == 0)).any():
-            token_W = torch.where(greedy, logits_WV.argmax(-1), token_W)
-        return token_W, weights_WV
+        stacked_WKV = np.stack(probabilities, 1)
+        return [Draft(tokens, weights) for tokens, weights in zip(tokens_WK.tolist(), stacked_WKV, strict=True)]
 
     def _layer(
         self,

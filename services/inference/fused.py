@@ -99,6 +99,8 @@ class FusedStep:
         matmul(hidden_ND.data_ptr(), D, self._head, V, out.data_ptr(), V, N, D, V, SET)
         return out
 
+    mtp_logits = logits  # the head is the trunk's
+
     def draft(self, hidden_ND: Tensor, tokens_N: Array, rows_N: Array, positions_N: Array, first_N: Array) -> Tensor:
         """The MTP layer over the trunk's hidden states (no view of this step's buffers) and the tokens after them; every token
         attends to positions `first`..its own. Returns the states [N, D] that its head reads, valid until the next call."""

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.inference.sampler import draw, sample, scaled
+from services.inference.kernels.sampling import judge_drafts
+from services.inference.sampler import sample
 
 TRIAL = 32  # steps in which the other way is tried and counted
 HOPELESS = 8, 0.75  # after so many of them a trial ends that gives less than this share of the present way
@@ -39,7 +40,7 @@ class Draft:
     """Proposed tokens [k] of one session and the distributions [k, V] that they were drawn from."""
 
     tokens: list[int]
-    probabilities_KV: Tensor
+    probabilities_KV: np.ndarray
 
     def first(self, n: int) -> Draft:
         return Draft(self.tokens[:n], self.probabilities_KV[:n])
@@ -65,14 +66,13 @@ def verify(
     k_D = np.array([len(d.tokens) if d else 0 for d in drafts])
     starts_D = np.cumsum(1 + k_D) - 1 - k_D
     ids_N, chosen_N = sample(logits_NV, np.repeat(temperatures_D, 1 + k_D), uniforms_N)  # the trunk's own tokens
+    all_NV = logits_NV.to("cpu", torch.float32).contiguous().numpy()
     tokens: list[list[int]] = []
     logprobs: list[list[float]] = []
     for i, (draft, start, k) in enumerate(zip(drafts, starts_D.tolist(), k_D.tolist(), strict=True)):
         own, chances = ids_N[start : start + k + 1].tolist(), chosen_N[start : start + k + 1].tolist()
         if draft and not seeded_D[i] and temperatures_D[i] > 0:
-            accepted, new, found = _judge(
-                draft, scaled(logits_NV[start : start + k], temperatures_D[i : i + 1]), random
-            )
+            accepted, new, found = _judge(draft, all_NV[start : start + k], temperatures_D[i], random)
             if accepted == k:
                 new, found = [*new, own[k]], [*found, chances[k]]
         else:
@@ -83,22 +83,16 @@ def verify(
     return Verdict(tokens, logprobs)
 
 
-def _judge(draft: Draft, logprobs_KV: Tensor, random: np.random.Generator) -> tuple[int, list[int], list[float]]:
+def _judge(
+    draft: Draft, logits_KV: np.ndarray, temperature: float, random: np.random.Generator
+) -> tuple[int, list[int], list[float]]:
     """How many are accepted; they, and after the first that is not one token from the rest of the trunk's distribution."""
-    each = torch.arange(len(draft.tokens))
-    found = logprobs_KV[each, draft.tokens]
-    q_K = draft.probabilities_KV[each, draft.tokens].numpy()
-    passed = random.random(len(each)) * q_K < found.exp().numpy()
-    accepted = int(np.argmin(passed)) if not passed.all() else len(each)
-    new, logprobs = draft.tokens[:accepted], found[:accepted].tolist()
-    if accepted < len(each):
-        p_1V = logprobs_KV[accepted : accepted + 1].exp()
-        rest_1V = (p_1V - draft.probabilities_KV[accepted]).clamp_(min=0)
-        if not rest_1V.sum() > 0:  # p = q up to rounding
-            rest_1V = p_1V
-        token = int(draw(rest_1V, random.random(1)))
-        new, logprobs = [*new, token], [*logprobs, float(logprobs_KV[accepted, token])]
-    return accepted, new, logprobs
+    k, V = logits_KV.shape
+    chosen_K, room_V = np.empty(k, np.float32), np.empty(V, np.float32)
+    drafts_K, uniforms = np.array(draft.tokens, np.int64), random.random(k + 1)
+    accepted, token = judge_drafts(logits_KV, temperature, drafts_K, draft.probabilities_KV, uniforms, room_V, chosen_K)
+    new = draft.tokens[:accepted] if accepted == k else [*draft.tokens[:accepted], token]
+    return accepted, new, chosen_K[: len(new)].tolist()
 
 
 @dataclass(slots=True)

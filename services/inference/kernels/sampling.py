@@ -1,4 +1,4 @@
-"""Draws one token for each row of logits."""
+"""Draws tokens from rows of logits, and judges drafts by them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,75 @@ from services.inference.kernels.pointwise import exponentials
 @compiled
 def sample_rows(logits, temperatures, uniforms, weights, tokens, chosen):  # type: ignore[no-untyped-def]
     """`weights` is room for one row; tokens and their log-probabilities are written. See `sampler.sample`."""
-    B, V = logits.shape
-    for b in range(B):
+    for b in range(len(logits)):
         greedy = temperatures[b] == 0
         scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
-        best, first = np.float32(-1e30), 0
-        for v in range(V):
-            weights[v] = logits[b, v] * scale
-            if weights[v] > best:
-                best, first = weights[v], v
-        total = exponentials(weights, best)
-        token = first  # also where rounding lets no sum reach the threshold
-        if not greedy:
-            threshold = uniforms[b] * np.float64(total)
-            reached = np.float64(0)
-            for v in range(V):
-                reached += weights[v]
-                if reached > threshold:
-                    token = v
-                    break
+        total, best, first = _weigh(logits[b], scale, weights)
+        token = first if greedy else _draw(weights, uniforms[b] * np.float64(total), first)
         tokens[b] = token
         chosen[b] = logits[b, token] * scale - best - np.log(total)
+
+
+@compiled
+def propose_rows(logits, temperatures, uniforms, probabilities, tokens):  # type: ignore[no-untyped-def]
+    """Drafts: a token of each row, and the distribution that it was drawn from (of a greedy row, the one at temperature 1)."""
+    for b in range(len(logits)):
+        greedy = temperatures[b] == 0
+        scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
+        total, _, first = _weigh(logits[b], scale, probabilities[b])
+        tokens[b] = first if greedy else _draw(probabilities[b], uniforms[b] * np.float64(total), first)
+        share = np.float32(1) / total
+        for v in range(logits.shape[1]):
+            probabilities[b, v] *= share
+
+
+@compiled
+def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, chosen):  # type: ignore[no-untyped-def]
+    """One session's k drafts. Returns how many are accepted and, if not all, the token in place of the next one (else -1).
+
+    `logits`, `probabilities`: the trunk's and the draft's [k, V]. `uniforms` [k + 1]: one for each draft and one for the
+    token in its place. `chosen` gets the log-probabilities of what comes out; `weights` is room for one row."""
+    k, V = logits.shape
+    scale = np.float32(1 / temperature)
+    for j in range(k):
+        total, best, first = _weigh(logits[j], scale, weights)
+        share = np.float32(1) / total
+        token = drafts[j]
+        if uniforms[j] * probabilities[j, token] < weights[token] * share:
+            chosen[j] = logits[j, token] * scale - best - np.log(total)
+            continue
+        rest = np.float64(0)
+        for v in range(V):
+            rest += max(weights[v] * share - probabilities[j, v], np.float32(0))
+        if rest > 0:
+            for v in range(V):
+                weights[v] = max(weights[v] * share - probabilities[j, v], np.float32(0))
+        else:  # p = q up to rounding
+            rest = np.float64(total)
+        token = _draw(weights, uniforms[k] * rest, first)
+        chosen[j] = logits[j, token] * scale - best - np.log(total)
+        return j, token
+    return k, -1
+
+
+@compiled
+def _weigh(logits, scale, weights):  # type: ignore[no-untyped-def]
+    """weights = exp(logits * scale - greatest); returns their sum, the greatest and where it stands."""
+    best, first = np.float32(-1e30), 0
+    for v in range(len(logits)):
+        weights[v] = logits[v] * scale
+        if weights[v] > best:
+            best, first = weights[v], v
+    return exponentials(weights, best), best, first
+
+
+@compiled
+def _draw(weights, threshold, otherwise):  # type: ignore[no-untyped-def]
+    """The first id whose sum reaches over the threshold; one without weight is never drawn. `otherwise`, where rounding lets no
+    sum reach it."""
+    reached = np.float64(0)
+    for v in range(len(weights)):
+        reached += weights[v]
+        if reached > threshold:
+            return v
+    return otherwise
