@@ -20,7 +20,10 @@ demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --m
 	@$(BIN)/etude demo $(DEMO)
 
 test: setup      ## the tests (at most 20 minutes); PYTEST="-k bus"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest tests $(PYTEST)
+	@# Unit tests share nothing and run side by side; the others share servers and ports. 5: none was chosen.
+	@export OMP_NUM_THREADS=1; $(BIN)/pytest tests/unit -n 2 $(PYTEST); unit=$$?; [ $$unit -ne 2 ] || exit 2; \
+	  $(BIN)/pytest tests --ignore=tests/unit $(PYTEST); rest=$$?; \
+	  for code in $$unit $$rest; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; [ $$unit$$rest != 55 ]
 
 servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
 	@$(BIN)/python -m infra.servers up

@@ -252,7 +252,7 @@ def kafka(bench: Bench) -> None:
     with private("kafka") as (folder, settings):
         url = settings["ETUDE_BUS"]
         for name, size in SIZES.items():
-            count = bench.pick(60_000 if size < 4096 else 15_000, 2_000)
+            count = bench.pick(60_000 if size < 4096 else 15_000, 15_000 if size < 4096 else 4_000)
             for what, ours, raw, goal in (
                 ("produce", by.produce, by.raw_produce, "0.9, the goal"),
                 ("consume", by.consume, by.raw_consume, "0.6, the goal"),

@@ -28,7 +28,7 @@ from services.inference.cache import SlotCache
 from services.inference.drafting import NO_ROWS, Computed, Drafter
 from services.inference.fused import FusedStep, supports
 from services.inference.request import Finish, Request, Result
-from services.inference.sampler import sample, uniform
+from services.inference.sampler import propose, sample, uniform
 from services.inference.sessions import Decoding, Record, nothing
 from services.inference.speculation import Draft, Gate, verify
 from shared.model import Transformer
@@ -65,7 +65,11 @@ class Batch:
         if fused is not None:
             fused.warm()
         self.use(model, serial, fused)
-        sample(torch.zeros(1, 2), np.ones(1), np.zeros(1))  # compiles it before anybody waits
+        # Compiles them before anybody waits.
+        sample(torch.zeros(1, 2), np.ones(1), np.zeros(1))
+        if self.draft_tokens:
+            _, even = propose(torch.zeros(1, 2), np.ones(1), np.zeros(1))
+            verify(torch.zeros(2, 2), [Draft([0], even)], np.ones(1), np.zeros(1, bool), np.zeros(2), self._random)
 
     def compiled(self, model: Transformer) -> FusedStep | None:
         """What `use` wants beside the model. Takes a moment, and may be made beside the thread that steps."""

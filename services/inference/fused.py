@@ -80,7 +80,7 @@ class FusedStep:
     def warm(self) -> None:
         """Compiles the loops, or reads them from their cache: seconds, once per machine. Writes the cache's first cell."""
         first = np.zeros(1, np.int64)
-        hidden, _ = self.forward(first, first, first)
+        hidden, _ = self.forward(np.zeros(1, np.int32), first, first)
         self.logits(hidden)
 
     def forward(self, tokens_N: Array, rows_N: Array, positions_N: Array) -> tuple[Tensor, Array]:
