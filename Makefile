@@ -20,7 +20,7 @@ demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --m
 	@$(BIN)/etude demo $(DEMO)
 
 test: setup      ## the tests (at most 20 minutes); PYTEST="-k bus"
-	@# Unit tests share nothing and run side by side; the others share servers and ports. 5: none was chosen.
+	@# Unit tests run side by side; the others want ports and servers to themselves. 5: none was chosen.
 	@export OMP_NUM_THREADS=1; $(BIN)/pytest tests/unit -n 2 $(PYTEST); unit=$$?; [ $$unit -ne 2 ] || exit 2; \
 	  $(BIN)/pytest tests --ignore=tests/unit $(PYTEST); rest=$$?; \
 	  for code in $$unit $$rest; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; [ $$unit$$rest != 55 ]
@@ -88,4 +88,4 @@ lock: setup      ## pin anew from pyproject.toml
 
 clean:           ## everything that can be made again (the state of runs included)
 	@[ ! -x $(BIN)/python ] || $(BIN)/python -m infra.servers down
-	rm -rf .venv .cache .etude .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .cache .etude .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache *.egg-info services/inference/kernels/__pycache__

@@ -81,12 +81,14 @@ class Drafter:
                 singles = [
                     (row, position, 1) for row, position in zip(rows_W.tolist(), positions_W.tolist(), strict=True)
                 ]
-                state_WD = self._layer(state_WD.clone(), tokens_WK[:, step - 1], rows_W, positions_W, singles)
+                newest_W = tokens_WK[:, step - 1].astype(np.int32)
+                state_WD = self._layer(state_WD.clone(), newest_W, rows_W, positions_W, singles)
                 positions_W = np.minimum(
                     positions_W + 1, cache.positions - 1
                 )  # what lies behind the end is cut off later
             logits_WV = (self.fused or self.model).mtp_logits(state_WD)
-            tokens_WK[:, step], weights_WV = propose(logits_WV, temperatures, uniforms_WK[:, step])
+            uniforms_W = np.ascontiguousarray(uniforms_WK[:, step])
+            tokens_WK[:, step], weights_WV = propose(logits_WV, temperatures, uniforms_W)
             probabilities.append(weights_WV)
         stacked_WKV = np.stack(probabilities, 1)
         return [Draft(tokens, weights) for tokens, weights in zip(tokens_WK.tolist(), stacked_WKV, strict=True)]

@@ -25,7 +25,7 @@ from services.inference.cache import SlotCache
 from services.inference.kernels.layer import LAYER, layers
 from services.inference.kernels.matmul import ADD, SET, WHOLE, matmul
 from services.inference.kernels.pointwise import lookup, norm
-from services.inference.kernels.vectors import WIDTH
+from services.inference.kernels.vectors import QUICK, WIDTH
 from shared.model import ModelConfig, Transformer
 from shared.model.attention import GroupedQueryAttention
 from shared.model.moe import MixtureOfExperts, Mlp
@@ -36,9 +36,9 @@ Array = np.ndarray[Any, Any]
 
 def supports(model: Transformer) -> bool:
     weight, c = model.embed_tokens.weight, model.config
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or c.mla is not None:
-        return False
     H, G = c.num_attention_heads, c.num_key_value_heads
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or c.mla is not None or H % G or not QUICK:
+        return False
     columns = [c.vocab_size, c.hidden_size, (H + G) * c.head_dim + G * c.v_head_dim]
     if len(c.moe_layers) < c.num_hidden_layers:
         columns.append(2 * c.intermediate_size)
@@ -64,18 +64,17 @@ class FusedStep:
             self._fill(table[i], decoder, i)
         self._trunk, self._draft = table[: len(model.layers)], table[len(model.layers) :]
         embedding = model.embed_tokens.weight
-        self._head = self._matrix(embedding if model.lm_head is None else model.lm_head.weight, V, D)
-        if embedding.shape != (V, D):
-            raise ValueError(f"the embedding is {tuple(embedding.shape)}, the model's shape wants {(V, D)}")
-        self._embedding, self._strides = embedding.data_ptr(), embedding.stride()
-        self._held.append(embedding.detach())
-        self._final, self._eps = model.norm.weight.detach().numpy(), model.norm.eps
-        self._mtp = next((_Mtp(mtp, self._matrix(mtp.eh_proj.weight, D, 2 * D)) for mtp in drafting), None)
+        self._head = self._matrix("head", embedding if model.lm_head is None else model.lm_head.weight, V, D)
+        self._strides = embedding.stride()  # a tied one now lies as the head's products read it
+        tied = model.lm_head is None
+        self._embedding = self._head if tied else self._memory("embedding", embedding, V, D)
+        self._final, self._eps = self._vector("final norm", model.norm.weight, D), model.norm.eps
+        self._mtp = next((_Mtp(mtp, self, D) for mtp in drafting), None)
         self._shape = (c.num_attention_heads, c.num_key_value_heads, cache.positions, c.head_dim, c.v_head_dim)
         cos, sin = model.rotary(torch.arange(cache.positions))
         self._cos, self._sin = (np.ascontiguousarray(x[:, 0].numpy()) for x in (cos, sin))  # [T, Dk]
         self._scores = np.empty(2 * cache.positions, np.float32)
-        self._room = _Workspace(c, 0)
+        self._work = _Workspace(c, 0)
 
     def warm(self) -> None:
         """Compiles the loops, or reads them from their cache: seconds, once per machine. Writes the cache's first cell."""
@@ -118,7 +117,7 @@ class FusedStep:
         return torch.from_numpy(normed)
 
     def _compute(self, table: Array, routed: int, rows_N: Array, positions_N: Array, first_N: Array) -> None:
-        w, N = self._room, len(rows_N)
+        w, N = self._work, len(rows_N)
         layers(
             table, routed, self._shape, self._eps, self._cos, self._sin, rows_N, positions_N, first_N, self._scores.ctypes.data,
             w.x[:N], w.normed[:N], w.qkv[:N], w.seen[:N], w.sorted, w.wide, w.narrow,
@@ -126,50 +125,52 @@ class FusedStep:
         )  # fmt: skip
 
     def _space(self, N: int) -> _Workspace:
-        if len(self._room.x) < N:
-            self._room = _Workspace(self.model.config, max(N, 2 * len(self._room.x)))
-        return self._room
+        if len(self._work.x) < N:
+            self._work = _Workspace(self.model.config, max(N, 2 * len(self._work.x)))
+        return self._work
 
     def _fill(self, entry: Array, decoder: torch.nn.Module, index: int) -> None:
         """Raises ValueError for a parameter that is not of the configuration's shape: nothing else would notice."""
         c, attention, mlp = self.model.config, decoder.self_attn, decoder.mlp
         D, H, G = c.hidden_size, c.num_attention_heads, c.num_key_value_heads
         assert isinstance(attention, GroupedQueryAttention)
-        entry["norm_in"] = self._memory(decoder.input_layernorm.weight, D)
-        entry["norm_post"] = self._memory(decoder.post_attention_layernorm.weight, D)
-        entry["qkv"] = self._matrix(attention.qkv_proj.weight, (H + G) * c.head_dim + G * c.v_head_dim, D)
-        entry["o"] = self._matrix(attention.o_proj.weight, D, H * c.v_head_dim)
-        entry["q_norm"] = self._memory(attention.q_norm.weight * attention.scale, c.head_dim)
-        entry["k_norm"] = self._memory(attention.k_norm.weight, c.head_dim)
+        entry["norm_in"] = self._memory("norm_in", decoder.input_layernorm.weight, D)
+        entry["norm_post"] = self._memory("norm_post", decoder.post_attention_layernorm.weight, D)
+        entry["qkv"] = self._matrix("qkv", attention.qkv_proj.weight, (H + G) * c.head_dim + G * c.v_head_dim, D)
+        entry["o"] = self._matrix("o", attention.o_proj.weight, D, H * c.v_head_dim)
+        entry["q_norm"] = self._memory("q_norm", attention.q_norm.weight * attention.scale, c.head_dim)
+        entry["k_norm"] = self._memory("k_norm", attention.k_norm.weight, c.head_dim)
         slots = self.cache.rows, G, self.cache.positions
-        entry["keys"] = self._memory(self.cache.keys[index], *slots, c.head_dim)
-        entry["values"] = self._memory(self.cache.values[index], *slots, c.v_head_dim)
+        entry["keys"] = self._memory("keys", self.cache.keys[index], *slots, c.head_dim)
+        entry["values"] = self._memory("values", self.cache.values[index], *slots, c.v_head_dim)
         if isinstance(mlp, MixtureOfExperts):
             assert c.moe is not None
             E, W = c.moe.num_experts, c.moe.intermediate_size
             entry["experts"], entry["top_k"] = E, c.moe.num_experts_per_tok
             entry["renormalise"], entry["width"] = c.moe.norm_topk_prob, W
-            entry["router"] = self._memory(mlp.gate.weight, E, D)
-            entry["gate_up"], entry["down"] = self._matrix(mlp.gate_up, E, 2 * W, D), self._matrix(mlp.down, E, D, W)
+            entry["router"] = self._memory("router", mlp.gate.weight, E, D)
+            entry["gate_up"] = self._matrix("gate_up", mlp.gate_up, E, 2 * W, D)
+            entry["down"] = self._matrix("down", mlp.down, E, D, W)
         else:
             assert isinstance(mlp, Mlp)
             W = entry["width"] = c.intermediate_size
-            entry["gate_up"] = self._matrix(mlp.gate_up_proj.weight, 2 * W, D)
-            entry["down"] = self._matrix(mlp.down_proj.weight, D, W)
+            entry["gate_up"] = self._matrix("gate_up", mlp.gate_up_proj.weight, 2 * W, D)
+            entry["down"] = self._matrix("down", mlp.down_proj.weight, D, W)
 
-    def _matrix(self, parameter: torch.nn.Parameter, *shape: int) -> int:
+    def _matrix(self, name: str, parameter: torch.nn.Parameter, *shape: int) -> int:
         """The address of [..., in, out]: the parameter's [..., out, in], whose memory is laid out anew the first time."""
         if not parameter.mT.is_contiguous():
             parameter.data = parameter.data.mT.contiguous().mT
-        self._memory(parameter.mT, *shape[:-2], shape[-1], shape[-2])
-        return parameter.data_ptr()
+        return self._memory(name, parameter.mT, *shape[:-2], shape[-1], shape[-2])
 
-    def _memory(self, tensor: Tensor, *shape: int) -> int:
+    def _vector(self, name: str, parameter: torch.nn.Parameter, size: int) -> Array:
+        self._memory(name, parameter, size)
+        return parameter.detach().numpy()
+
+    def _memory(self, name: str, tensor: Tensor, *shape: int) -> int:
         """The address of a contiguous tensor, which lives as long as this does."""
         if tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-            raise ValueError(
-                f"a parameter is {tensor.dtype} {tuple(tensor.shape)}, the model's shape wants float32 {shape}"
-            )
+            raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; the model's shape wants float32 {shape}")
         self._held.append(tensor.detach())
         return tensor.data_ptr()
 
@@ -178,9 +179,11 @@ class _Mtp:
     """An MTP layer's parameters but its decoder layer's. `joined`: the address of [2 D, D], what meets the token's embedding, then
     what meets the hidden state."""
 
-    def __init__(self, mtp: MtpLayer, joined: int) -> None:
-        self.enorm, self.hnorm, self.norm = (n.weight.detach().numpy() for n in (mtp.enorm, mtp.hnorm, mtp.norm))
-        self.joined = joined
+    def __init__(self, mtp: MtpLayer, step: FusedStep, D: int) -> None:
+        self.enorm = step._vector("enorm", mtp.enorm.weight, D)
+        self.hnorm = step._vector("hnorm", mtp.hnorm.weight, D)
+        self.norm = step._vector("MTP norm", mtp.norm.weight, D)
+        self.joined = step._matrix("eh_proj", mtp.eh_proj.weight, D, 2 * D)
 
 
 class _Workspace:

@@ -31,7 +31,7 @@ HOPELESS = 8, 0.75  # after so many of them a trial ends that gives less than th
 WARM = 12  # steps before them: drafts are poor until the MTP layer has keys of some tokens
 WINDOW = 64  # steps of the present way that it is compared with
 WAIT, MAX_WAIT = 256, 1 << 14  # steps between two trials; at least doubled whenever the present way wins
-LOSS = 0.01  # of all steps at most this share is lost to trials that fail
+LOSS = 0.01  # the share of all steps that a trial which failed may have cost before the next begins
 GAIN = 1.02  # by so much must the other way be faster to take over
 
 
@@ -144,13 +144,19 @@ class Gate:
             size.recent.extend(counted)
             size.wait = WAIT
         else:
-            lost = len(size.trial) * (1 - _rate(size.trial) / present)  # steps' worth of tokens
-            size.wait = min(max(2 * size.wait, int(lost / LOSS)), MAX_WAIT)
+            size.wait = min(max(2 * size.wait, int(_lost(size) / LOSS)), MAX_WAIT)
         size.trial.clear()
         size.trying, size.steps = False, 0
 
     def _size(self, sessions: int) -> _Size:
         return self._sizes.setdefault(sessions, _Size())
+
+
+def _lost(size: _Size) -> float:
+    """How many steps of the present way would have given in the trial's time what the trial did not."""
+    took, takes = (statistics.median(seconds for seconds, _ in steps) for steps in (size.trial, size.recent))
+    gives = statistics.fmean(tokens for _, tokens in size.recent)
+    return len(size.trial) * took / takes - sum(tokens for _, tokens in size.trial) / gives
 
 
 def _rate(steps: list[tuple[float, float]] | deque[tuple[float, float]]) -> float:

@@ -7,7 +7,7 @@
     layer       decoder layers, made of these
 
 Invariants:
-- float32 on a CPU, one thread, no interpreter lock held. Nothing is allocated but in `layer`'s callers.
+- float32 on a CPU, one thread, no interpreter lock held.
 - Loops get addresses (int64) of memory that their callers keep alive, for a table of addresses crosses from Python at once where
   a hundred arrays would take longer than a small step. Nothing checks them: `services.inference.fused` alone fills the table.
 - Machine code is kept from process to process under a name that has these sources' digest in it: Numba by itself looks at
@@ -16,25 +16,31 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from numba import config, njit
 
 
 def _cache() -> str:
+    """A folder that can be written: were it not, Numba would take another, without the digest in its name."""
     here = Path(__file__).parent
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))).hexdigest()[:16]
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    own = here / "__pycache__"
-    if chosen is None and not os.access(own if own.exists() else here, os.W_OK):
-        chosen = str(Path.home() / ".cache" / "etude")  # a folder of one's own: what lies there is run
-    return str((Path(chosen) if chosen else own) / f"kernels-{digest}")
+    homes = [Path(chosen)] if chosen else [here / "__pycache__", Path(os.path.expanduser("~")) / ".cache" / "etude"]
+    for home in homes:
+        folder = home / f"kernels-{digest}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return str(folder)
+    return tempfile.mkdtemp(prefix="etude-kernels-")  # of this process alone: code that another could write is not run
 
 
 config.CACHE_DIR = _cache()
 compiled = njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
-inlined = njit(
-    fastmath=True, error_model="numpy", nogil=True, inline="always"
-)  # part of its callers, compiled with them alone
+# Part of its callers, and compiled with them alone.
+inlined = njit(fastmath=True, error_model="numpy", nogil=True, inline="always")

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from services.inference.kernels import compiled, inlined
 from services.inference.kernels.pointwise import address, exponentials, floats
-from services.inference.kernels.vectors import I64, WIDTH, Emitter
+from services.inference.kernels.vectors import I64, SIZE, WIDTH, Emitter
 
 POSITIONS = WIDTH // 2
 
@@ -102,20 +102,21 @@ def rotate(x, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def two_heads(q, other, keys, Dk, values, Dv, n, room, out, out_other):  # type: ignore[no-untyped-def]
-    """Attends from two heads to n positions of one key-value head; addresses, room for two times n scores."""
-    second = room + 4 * n
+def two_heads(q, other, keys, Dk, values, Dv, n, scratch, out, out_other):  # type: ignore[no-untyped-def]
+    """Attends from two heads to n positions of one key-value head. Addresses; at `scratch` there is room for two times n
+    scores."""
+    second = scratch + SIZE * n
     t = 0
     while t < n:
         if n < POSITIONS:
-            one, two = floats(room, (n,)), floats(second, (n,))
+            one, two = floats(scratch, (n,)), floats(second, (n,))
             _few(floats(q, (Dk,)), floats(other, (Dk,)), floats(keys, (n, Dk)), one, two)
             t = n
         else:
             at = min(t, n - POSITIONS)  # the last ones once more, for there may be no memory behind them
-            _scores(q, other, keys + 4 * at * Dk, Dk, room + 4 * at, second + 4 * at)
+            _scores(q, other, keys + SIZE * at * Dk, Dk, scratch + SIZE * at, second + SIZE * at)
             t += POSITIONS
-    for scores_at in (room, second):
+    for scores_at in (scratch, second):
         scores = floats(scores_at, (n,))
         best = np.float32(-1e30)
         for i in range(n):
@@ -126,10 +127,10 @@ def two_heads(q, other, keys, Dk, values, Dv, n, room, out, out_other):  # type:
     d = 0
     while d < Dv:
         if d + 2 * WIDTH <= Dv:
-            _mix_two(room, second, values + 4 * d, Dv, n, out + 4 * d, out_other + 4 * d)
+            _mix_two(scratch, second, values + SIZE * d, Dv, n, out + SIZE * d, out_other + SIZE * d)
             d += 2 * WIDTH
         else:
-            _mix_one(room, second, values + 4 * d, Dv, n, out + 4 * d, out_other + 4 * d)
+            _mix_one(scratch, second, values + SIZE * d, Dv, n, out + SIZE * d, out_other + SIZE * d)
             d += WIDTH
 
 
@@ -145,11 +146,11 @@ def _few(q, other, keys, one, two):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, shape, room, out):  # type: ignore[no-untyped-def]
+def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, shape, scratch, out):  # type: ignore[no-untyped-def]
     """Norms and rotates heads, writes keys and values, then attends: token n of row r to positions first..p.
 
-    `keys`, `values`: addresses of one layer's cache; `shape` (H, G, T, Dk, Dv): [S, G, T, Dk] and [S, G, T, Dv]. `room`: an
-    address, for two times T scores."""
+    `keys`, `values`: addresses of one layer's cache; `shape` (H, G, T, Dk, Dv): [S, G, T, Dk] and [S, G, T, Dv]. `scratch`: an
+    address, with room for two times T scores."""
     H, G, T, Dk, Dv = shape
     N, per = len(rows), H // G
     wide, narrow = qkv.shape[1], out.shape[1]
@@ -159,9 +160,9 @@ def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, val
             rotate(qkv[n, h * Dk : (h + 1) * Dk], q_norm if h < H else k_norm, eps, cos[p], sin[p])
         for g in range(G):
             head = (rows[n] * G + g) * T + p
-            floats(keys + 4 * head * Dk, (Dk,))[:] = qkv[n, (H + g) * Dk : (H + g + 1) * Dk]
+            floats(keys + SIZE * head * Dk, (Dk,))[:] = qkv[n, (H + g) * Dk : (H + g + 1) * Dk]
             start = (H + G) * Dk + g * Dv
-            floats(values + 4 * head * Dv, (Dv,))[:] = qkv[n, start : start + Dv]
+            floats(values + SIZE * head * Dv, (Dv,))[:] = qkv[n, start : start + Dv]
     queries, seen = address(qkv), address(out)
     for n in range(N):
         for g in range(G):
@@ -169,8 +170,8 @@ def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, val
             for pair in range(0, per, 2):
                 h = g * per + pair
                 other = h + 1 if pair + 1 < per else h  # of an odd one out the same twice
-                q, to = queries + 4 * n * wide, seen + 4 * n * narrow
+                q, to = queries + SIZE * n * wide, seen + SIZE * n * narrow
                 two_heads(
-                    q + 4 * h * Dk, q + 4 * other * Dk, keys + 4 * head * Dk, Dk, values + 4 * head * Dv, Dv,
-                    positions[n] + 1 - first[n], room, to + 4 * h * Dv, to + 4 * other * Dv,
+                    q + SIZE * h * Dk, q + SIZE * other * Dk, keys + SIZE * head * Dk, Dk, values + SIZE * head * Dv, Dv,
+                    positions[n] + 1 - first[n], scratch, to + SIZE * h * Dv, to + SIZE * other * Dv,
                 )  # fmt: skip

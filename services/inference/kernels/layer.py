@@ -11,6 +11,7 @@ from services.inference.kernels import compiled, inlined
 from services.inference.kernels.attention import attend
 from services.inference.kernels.matmul import ADD, SET, matmul
 from services.inference.kernels.pointwise import address, combine, dispatch, floats, gated, norm, route
+from services.inference.kernels.vectors import SIZE
 
 # One layer: addresses of float32; matrices as [in, out]; of a dense layer `experts` is 0.
 LAYER = np.dtype(
@@ -22,11 +23,11 @@ LAYER = np.dtype(
 
 
 @compiled
-def layers(table, routed, shape, eps, cos, sin, rows, positions, first, room, x, normed, qkv, seen, sorted_, wide, narrow,
+def layers(table, routed, shape, eps, cos, sin, rows, positions, first, scratch, x, normed, qkv, seen, sorted_, wide, narrow,
            weights, slot, ends, experts):  # type: ignore[no-untyped-def]  # fmt: skip
     """x [N, D] through the layers of `table`; the routing of those with experts goes to experts[:, routed], routed + 1, …
 
-    `shape`: see `attend`. The arrays behind `room` are a workspace for N tokens: contiguous, and nothing in them lasts."""
+    `shape`: see `attend`. The arrays after `scratch` are a workspace for N tokens: contiguous, and nothing in them lasts."""
     N, D = x.shape
     x_at, normed_at, qkv_at, seen_at = address(x), address(normed), address(qkv), address(seen)
     Q, V = qkv.shape[1], seen.shape[1]
@@ -35,7 +36,9 @@ def layers(table, routed, shape, eps, cos, sin, rows, positions, first, room, x,
         norm(x, floats(layer.norm_in, (D,)), eps, normed)
         matmul(normed_at, D, layer.qkv, Q, qkv_at, Q, N, D, Q, SET)
         q_norm, k_norm = floats(layer.q_norm, (shape[3],)), floats(layer.k_norm, (shape[3],))
-        attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, layer.keys, layer.values, shape, room, seen)
+        attend(
+            qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, layer.keys, layer.values, shape, scratch, seen
+        )
         matmul(seen_at, V, layer.o, D, x_at, D, N, V, D, ADD)
         norm(x, floats(layer.norm_post, (D,)), eps, normed)
         W = layer.width
@@ -49,8 +52,8 @@ def layers(table, routed, shape, eps, cos, sin, rows, positions, first, room, x,
         start = 0
         for e in range(E):
             if ends[e] > start:
-                at = address(sorted_) + 4 * start * D
-                up, down = layer.gate_up + 4 * e * D * 2 * W, layer.down + 4 * e * W * D
+                at = address(sorted_) + SIZE * start * D
+                up, down = layer.gate_up + SIZE * e * D * 2 * W, layer.down + SIZE * e * W * D
                 _unit(at, ends[e] - start, up, down, wide, narrow, at, D, W, SET)
             start = ends[e]
         combine(x, sorted_, slot, weights)

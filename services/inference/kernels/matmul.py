@@ -18,16 +18,19 @@ from numba.extending import intrinsic
 from services.inference.kernels import compiled
 from services.inference.kernels.vectors import AVX512, I64, SIZE, WIDTH, Emitter, Value
 
-ROWS = 12 if AVX512 else 6  # two vectors of each, and room for what they are made of, in 32 or 16 registers
-VECTORS = (0, 8, 8, 6, 4) if AVX512 else (0, 8, 6, 4, 2)  # of a tile of so many rows; more rows: two
-WHOLE = 2 * WIDTH  # columns come in multiples of it
-AT_ONCE_K = 256  # a tile's part of w is then at most 32 KiB (64 for few rows)
-STREAMS = (
-    8,
-    16,
-)  # at once of a w that no near cache holds, for up to 4 rows of a, for up to ROWS: the processor fetches rows of w ahead
-FAR = 1 << 20  # bytes of w from which that pays
-AT_ONCE_M = 96  # rows of a that stay near while w passes
+ROWS = 12 if AVX512 else 6  # two vectors of each, and what they are made of, fill 32 or 16 registers
+# Of a tile of so many rows; more rows: two. Rows in several blocks must all have two, for they share their columns.
+VECTORS = (0, 8, 8, 6, 4) if AVX512 else (0, 8, 6)
+# Columns come in multiples of it.
+WHOLE = 2 * WIDTH
+# Rows of w at once: a tile's part of them is then at most 32 KiB (64 for few rows).
+AT_ONCE_K = 256
+# The same for up to 4 rows of a, and for up to ROWS, of a w from FAR bytes on, which no near cache holds: so many rows of w side by
+# side are streams that the processor fetches ahead.
+STREAMS = 8, 16
+FAR = 1 << 20
+# Rows of a that stay near while w passes.
+AT_ONCE_M = 96
 
 COLUMNS = np.array([WIDTH * (VECTORS[r] if r < len(VECTORS) else 2) for r in range(ROWS + 1)], np.int64)
 
@@ -97,7 +100,7 @@ def matmul(a, lda, w, ldw, out, ldo, M, K, N, add):  # type: ignore[no-untyped-d
         least, more = height // blocks, height % blocks  # rows of a block; so many have one more
         width = COLUMNS[height] if blocks == 1 else WHOLE
         at_once = AT_ONCE_K
-        if blocks == 1 and 4 * K * N > FAR:
+        if blocks == 1 and SIZE * K * N > FAR:
             at_once = STREAMS[0] if height <= 4 else STREAMS[1]
         for k0 in range(0, K, at_once):
             k, plus = min(at_once, K - k0), 1 if add != 0 or k0 > 0 else 0
@@ -106,7 +109,11 @@ def matmul(a, lda, w, ldw, out, ldo, M, K, N, add):  # type: ignore[no-untyped-d
                 wide, m = n + width <= N, m0
                 for block in range(blocks):
                     r = least + (1 if block < more else 0)
-                    a_at, w_at, out_at = a + 4 * (m * lda + k0), w + 4 * (k0 * ldw + n), out + 4 * (m * ldo + n)
+                    a_at, w_at, out_at = (
+                        a + SIZE * (m * lda + k0),
+                        w + SIZE * (k0 * ldw + n),
+                        out + SIZE * (m * ldo + n),
+                    )
                     if wide:
                         _wide(r, a_at, lda, w_at, ldw, k, out_at, ldo, plus)
                     else:

@@ -10,6 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from services.inference.kernels import compiled
+from services.inference.kernels.vectors import SIZE
 
 
 @intrinsic  # type: ignore[misc]
@@ -75,7 +76,7 @@ def lookup(embedding, per_token, per_place, tokens, out):  # type: ignore[no-unt
     """Rows of the embedding at an address, whose elements lie so far apart."""
     N, D = out.shape
     for n in range(N):
-        row = floats(embedding + 4 * tokens[n] * per_token, ((D - 1) * per_place + 1,))
+        row = floats(embedding + SIZE * tokens[n] * per_token, ((D - 1) * per_place + 1,))
         for d in range(D):
             out[n, d] = row[d * per_place]
 

@@ -7,13 +7,16 @@ import numpy as np
 from services.inference.kernels import compiled
 from services.inference.kernels.pointwise import exponentials
 
+# Below it nothing is left of any but the largest logit, and its inverse would soon be no float32.
+COLDEST = 1e-6
+
 
 @compiled
 def sample_rows(logits, temperatures, uniforms, weights, tokens, chosen):  # type: ignore[no-untyped-def]
     """`weights` is room for one row; tokens and their log-probabilities are written. See `sampler.sample`."""
     for b in range(len(logits)):
         greedy = temperatures[b] == 0
-        scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
+        scale = np.float32(1) if greedy else np.float32(1 / max(temperatures[b], COLDEST))
         total, best, first = _weigh(logits[b], scale, weights)
         token = first if greedy else _draw(weights, uniforms[b] * np.float64(total), first)
         tokens[b] = token
@@ -25,7 +28,7 @@ def propose_rows(logits, temperatures, uniforms, probabilities, tokens):  # type
     """Drafts: a token of each row, and the distribution that it was drawn from (of a greedy row, the one at temperature 1)."""
     for b in range(len(logits)):
         greedy = temperatures[b] == 0
-        scale = np.float32(1) if greedy else np.float32(1 / temperatures[b])
+        scale = np.float32(1) if greedy else np.float32(1 / max(temperatures[b], COLDEST))
         total, _, first = _weigh(logits[b], scale, probabilities[b])
         tokens[b] = first if greedy else _draw(probabilities[b], uniforms[b] * np.float64(total), first)
         share = np.float32(1) / total
@@ -40,7 +43,7 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
     `logits`, `probabilities`: the trunk's and the draft's [k, V]. `uniforms` [k + 1]: one for each draft and one for the
     token in its place. `chosen` gets the log-probabilities of what comes out; `weights` is room for one row."""
     k, V = logits.shape
-    scale = np.float32(1 / temperature)
+    scale = np.float32(1 / max(temperature, COLDEST))
     for j in range(k):
         total, best, first = _weigh(logits[j], scale, weights)
         share = np.float32(1) / total
@@ -65,7 +68,7 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
 @compiled
 def _weigh(logits, scale, weights):  # type: ignore[no-untyped-def]
     """weights = exp(logits * scale - greatest); returns their sum, the greatest and where it stands."""
-    best, first = np.float32(-1e30), 0
+    best, first = logits[0] * scale, 0
     for v in range(len(logits)):
         weights[v] = logits[v] * scale
         if weights[v] > best:

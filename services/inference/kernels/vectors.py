@@ -1,17 +1,21 @@
 """LLVM's vectors for loops whose sums must stay in registers, which Numba's do not.
 
-`WIDTH` float32 fill one register of this machine: 16 with AVX-512, else 8. `Emitter` writes instructions into the function that
+`WIDTH` float32 are a vector: one register of a machine with AVX-512 (16) or AVX2 (8), two of an ARM. `QUICK`: a product and its sum
+are one instruction here; where they are not, each would be a call. `Emitter` writes instructions into the function that
 Numba compiles; addresses are int64, offsets are of float32.
 """
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import binding, ir
 from numba.core import cgutils
 
-AVX512 = bool(binding.get_host_cpu_features().get("avx512f"))
+_FEATURES = binding.get_host_cpu_features()
+AVX512 = bool(_FEATURES.get("avx512f"))
+QUICK = bool(_FEATURES.get("fma")) or platform.machine() in ("aarch64", "arm64")
 WIDTH = 16 if AVX512 else 8
 SIZE = 4  # bytes of a float32
 

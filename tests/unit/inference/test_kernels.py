@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +15,9 @@ from hypothesis import strategies as st
 from services.inference.fused import supports
 from services.inference.kernels import pointwise
 from services.inference.kernels.attention import POSITIONS, two_heads
-from services.inference.kernels.matmul import ADD, AT_ONCE_K, AT_ONCE_M, FAR, ROWS, SET, WHOLE, matmul
+from services.inference.kernels.matmul import ADD, AT_ONCE_K, AT_ONCE_M, COLUMNS, FAR, ROWS, SET, WHOLE, matmul
 from services.inference.kernels.vectors import WIDTH
+from services.inference.sampler import propose, sample
 from shared.model import ModelConfig, Transformer
 from tests.unit.inference.test_engine_equals_model import QWEN3, QWEN3_MOE
 
@@ -47,6 +52,37 @@ def test_products_are_those_of_float64_whatever_the_sizes_and_write_nothing_besi
     assert np.abs(whole[:M, :N] - wanted).max() <= 1e-6 * (K + 16)
     before[:M, :N] = whole[:M, :N]
     assert np.array_equal(whole, before)
+
+
+def test_rows_of_several_blocks_share_their_columns():
+    for M in range(ROWS + 1, AT_ONCE_M + 1):
+        blocks = -(-M // ROWS)
+        assert COLUMNS[M // blocks] == COLUMNS[-(-M // blocks)] == WHOLE, M
+
+
+NARROWER = """
+import sys
+from llvmlite import binding
+features = binding.get_host_cpu_features()
+features.update({name: False for name in features if name.startswith("avx512")})
+binding.get_host_cpu_features = lambda: features
+import pytest
+from services.inference.kernels.vectors import WIDTH
+assert WIDTH == 8
+tests = "tests/unit/inference/"
+chosen = "products or near_cache or two_heads or share_their_columns"
+sys.exit(pytest.main(["-p", "no:cacheprovider", tests + "test_kernels.py", "-k", chosen]))
+"""
+
+
+def test_the_same_holds_on_a_processor_of_narrower_vectors(tmp_path):
+    if WIDTH == 8:
+        pytest.skip("this one has no wider ones")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", NARROWER], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert told.returncode == 0, told.stdout[-3000:] + told.stderr[-2000:]
 
 
 @pytest.mark.parametrize("M", [1, 4, 5, ROWS, 40])
@@ -94,6 +130,17 @@ def test_the_gated_unit_is_torchs_for_every_size_of_gate():
     exact = torch.from_numpy(wide).double()
     wanted = torch.nn.functional.silu(exact[:, :1]) * exact[:, 1:]
     assert torch.allclose(torch.from_numpy(out).double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-31, 1e-9])
+def test_what_is_all_but_frozen_is_the_largest_logit_alone(temperature):
+    logits = torch.tensor([[-9.0, -3.0, -2.5, -7.0]]).expand(50, 4).contiguous()
+    uniforms = np.random.default_rng(1).random(50)
+    tokens, logprobs = sample(logits, np.full(50, temperature), uniforms)
+    drafts, probabilities = propose(logits, np.full(50, temperature), uniforms)
+    assert set(tokens) == set(drafts) == {2}
+    assert np.abs(logprobs).max() == 0
+    assert np.abs(probabilities[0] - [0, 0, 1, 0]).max() <= 1e-30
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.inference.speculation import Draft, Gate, verify
+from services.inference.speculation import LOSS, MAX_WAIT, TRIAL, WARM, Draft, Gate, verify
 from shared.model import causal_rows
 from tests.unit.inference.test_engine_equals_model import (
     DEEPSEEK,
@@ -265,6 +265,19 @@ def test_the_gate_costs_little_where_drafts_do_not_pay_and_takes_them_where_they
     interrupted = sum(50 if step % 97 == 0 else 1 for step in range(1, 16_001))
     best = max(1.0, (1 + accepted) / cost)
     assert tokens / seconds >= 0.96 * best * 16_000 * sessions / interrupted
+
+
+@pytest.mark.parametrize("cost", [1.2, 2.0, 4.0])
+def test_after_a_trial_that_failed_the_gate_waits_until_its_loss_is_a_hundredth(cost):
+    gate, drafted, waited = Gate(), 0, 0
+    while not drafted or gate.wants(1):
+        drafted += gate.wants(1)
+        spend(gate, 1, 1.0, cost, 0.0)
+    while not gate.wants(1):
+        spend(gate, 1, 1.0, cost, 0.0)
+        waited += 1
+    assert waited >= min(drafted * (cost - 1) / LOSS, MAX_WAIT) - 1
+    assert cost < 1.5 or drafted < WARM + TRIAL  # a hopeless one ends early
 
 
 def test_the_gate_follows_a_change_and_knows_batch_sizes_apart():
