@@ -10,6 +10,8 @@ are left out). What is timed:
 - SGLang's own: that one call alone, its server paused in place, the folder written before;
 - our SGLang replica: that call between pause and continue, every live parameter hashed by SGLang and compared.
 
+`swap.growth`: what the embedded engine's process holds after 500 swaps under the same load, beyond what it held after fifty.
+
 Requests keep running throughout; the run fails where one of them is lost, or none of them ran over a swap.
 
 python -m benchmarks.swap [--quick] [--json FILE]
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import torch
 
 from benchmarks.delta import BASE, Tensors, adamw_steps
@@ -106,6 +109,24 @@ async def embedded(settings: InferenceSettings, versions: list[Tensors]) -> tupl
         return pauses, checks, await under_load(health.url, swaps)
 
 
+async def many(settings: InferenceSettings, versions: list[Tensors], times: int) -> tuple[float, int]:
+    """Growth of this process's memory over so many swaps, the first tenth left out, as a share; requests that ran over a swap."""
+    engine, held = Embedded(settings, FACTS), []
+    health, known = Health("inference", settings, engine.server.app), [checksum(bits) for bits in versions]
+
+    async with serving(engine, health) as live:
+
+        async def swaps() -> None:
+            for number in range(times):
+                which = number % len(versions)
+                await live.load(number + 1, versions[which], known[which])
+                if number + 1 in (times // 10, times):
+                    held.append(psutil.Process().memory_info().rss)
+
+        over = await under_load(health.url, swaps)
+    return held[1] / held[0] - 1, over
+
+
 async def sglang(settings: InferenceSettings, versions: list[Tensors]) -> tuple[list[float], list[float], int]:
     """Seconds of SGLang's own updates, of our replica's pauses, and how many requests ran over one of them."""
     engine, own, pauses = Sglang(settings, FACTS), [], []
@@ -152,6 +173,13 @@ def main() -> None:
         pauses, checks, over = asyncio.run(embedded(settings, versions))
         add("pause", "embedded engine: pause", pauses, over)
         add("checksum", "embedded engine: checksum of the live weights", checks, over)
+        times = bench.pick(500, 50)
+        growth, over = asyncio.run(many(settings, versions, times))
+        what, told = (
+            f"memory after {times} swaps / after the first tenth, less 1; {load}",
+            f"{over} requests ran over one",
+        )
+        bench.add(record("swap.growth", what, [growth], "x", f"{told}; wanted: below 0.05"))
         try:
             changes = {"sglang_python": str(sglang_cpu.install()), "sglang_device": "cpu", "sglang_dtype": "float32"}
         except sglang_cpu.CannotInstall as error:

@@ -7,9 +7,9 @@ versions from the object store.
 Produces: policies.applied; answers to POST /generate and, for conversations in text, POST /v1/chat/completions.
 
 Read in this order: `service` (wiring), `contract` and `api` (HTTP), `engine` (its thread), `batching` (the loop), `cache`,
-`attention` and `sampler`, or `fused` and `kernels` where a CPU computes a step in one call, then `weights_agent` (how a version gets
-from the object store into the running engine). `live` is what an engine has to be, `chat` how a conversation becomes token ids
-and back.
+`attention` and `sampler`, or `fused` and `kernels` where a CPU computes a step in one call, then `weights_agent` (how a version
+gets from the object store into the running engine). `live` is what an engine has to be, `chat` how a conversation becomes token
+ids and back.
 
 Invariants:
 - Every sampled token carries the serial that sampled it, its log-probability under the sampling temperature and, per
