@@ -7,8 +7,8 @@ repeat, each in a process of its own. transformers is measured with its dynamic 
 counts.
 
 Then speculation on the base policy, with the MTP layer that it ships with: one draft per step always, and gated (where that
-is measured to pay), each against none, in turns of half a second, on Python source as prompts. `decode.mtp.worst` is the lowest lower end of
-the 95 % interval of gated / none over the batches.
+is measured to pay), each against none, in turns of half a second, on Python source as prompts. `decode.mtp.worst` is the lowest
+lower end of the 95 % interval of gated / none over the batches.
 
 The matmul limit is what one thread of this machine reaches in a large float32 product: `decode.*.limit` is the share of
 it that the model's own products (2 x parameters per token) are.
