@@ -97,7 +97,8 @@ class Conductor:
         while not there():
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._news.wait()
             if held():
                 self._last_news = time.monotonic()
             silent = time.monotonic() - self._last_news

@@ -165,7 +165,9 @@ class Evaluator:
         """Makes results durable, asks for what is due, ends what is complete."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), TICK_S if self.running else None)
+                # Not wait_for: where news and a cancellation come together, Python 3.11's forgets the cancellation.
+                async with asyncio.timeout(TICK_S if self.running else None):
+                    await self._news.wait()
             await asyncio.sleep(LINGER_S)
             self._news.clear()
             room = self.config.evaluator_in_flight

@@ -48,7 +48,8 @@ async def sandbox_ready(functions: FunctionPool, health: Health, stop: asyncio.E
             health.wait_on("sandbox")
             log.error("sandbox_unavailable", error=str(error))
             try:
-                await asyncio.wait_for(stop.wait(), CANARY_EVERY_S)
+                async with asyncio.timeout(CANARY_EVERY_S):
+                    await stop.wait()
             except TimeoutError:
                 continue
         else:

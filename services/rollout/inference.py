@@ -100,7 +100,8 @@ class Inference:
                 if now - since > self.pin_wait_s:
                     raise InfrastructureError(f"no replica served version {wanted.pinned} for {now - since:.0f} s")
             with contextlib.suppress(TimeoutError):  # a circuit closes by time alone: look again now and then
-                await asyncio.wait_for(self._changed.wait(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await self._changed.wait()
 
     def _heard(self, replica: Replica) -> None:
         replica.last_answer = time.monotonic()

@@ -122,7 +122,8 @@ async def _turn(leadership: Leadership, lease_s: float, health: Health, stop: as
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 class _Stopped(Exception):

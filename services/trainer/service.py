@@ -269,7 +269,8 @@ class Service:
                     await self._checkpoint(training)  # what comes now may still make a batch, but need not
                 self.health.wait_on(GROUPS)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(hand.changed.wait(), FENCE_EVERY_S)
+                    async with asyncio.timeout(FENCE_EVERY_S):
+                        await hand.changed.wait()
                     continue
                 await self._in_thread(training.check_not_superseded)
             await self._checkpoint(training)

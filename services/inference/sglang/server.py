@@ -170,7 +170,8 @@ class Server:
     async def wait_up(self, limit_s: float) -> None:
         """Raises ServerLost where it is not up within the limit."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.up.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self.up.wait()
         if not self.up.is_set():
             raise ServerLost(self._waits or "SGLang is not up")
 
