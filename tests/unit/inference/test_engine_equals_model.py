@@ -288,10 +288,11 @@ def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(engine_of):
 
 def test_abort_frees_the_row_and_returns_what_there_was(engine_of):
     engine = engine_of(build())
-    begun = threading.Event()
-    asked = Asked(engine, np.arange(10), 80, progress=lambda *_: begun.set())
+    begun, told = threading.Event(), threading.Event()
+    asked = Asked(engine, np.arange(10), 80, progress=lambda *_: begun.set() or told.wait(10))
     assert begun.wait(10)
     engine.abort(asked.request, "test")
+    told.set()
     result = asked.result()
     assert result.finish.type == "abort"
     assert 0 < len(result.tokens_C) < 80
@@ -327,8 +328,8 @@ def test_sampling_follows_the_distribution(engine_of):
 def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_of, monkeypatch):
     model = build()
     engine = engine_of(model)
-    begun = threading.Event()
-    running = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set())
+    begun, told = threading.Event(), threading.Event()
+    running = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set() or told.wait(10))
     assert begun.wait(10)
 
     def no_memory(*_):
@@ -336,6 +337,7 @@ def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_o
 
     monkeypatch.setattr(engine.batch, "_sample", no_memory)
     joining = Asked(engine, np.arange(30), 5)
+    told.set()
     results = [running.result(), joining.result()]
     assert [r.finish.type for r in results] == ["abort", "abort"]
     assert "the engine failed: MemoryError" in results[0].finish.message
