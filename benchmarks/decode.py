@@ -189,9 +189,8 @@ def speculation(bench: Bench) -> None:
             for one in running.values():
                 for _ in range(bench.pick(8, 4)):  # until the gate has made its first trials
                     one.decode(task)
-            again = max(
-                1, int(bench.pick(0.5, 0.2) / running["none"].decode(task).seconds)
-            )  # moments of the machine are short
+            # The machine's moments are short, and so is one batch.
+            again = max(1, int(bench.pick(0.5, 0.2) / running["none"].decode(task).seconds))
             for i in range(bench.pick(15, 4)):
                 names = list(running)
                 for name in names[i % 3 :] + names[: i % 3]:

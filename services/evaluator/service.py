@@ -165,7 +165,6 @@ class Evaluator:
         """Makes results durable, asks for what is due, ends what is complete."""
         while True:
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: where news and a cancellation come together, Python 3.11's forgets the cancellation.
                 async with asyncio.timeout(TICK_S if self.running else None):
                     await self._news.wait()
             await asyncio.sleep(LINGER_S)

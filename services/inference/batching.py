@@ -130,24 +130,25 @@ class Batch:
         cache.routing[rows_N, positions_N] = experts[:, : cache.routing.shape[2]]
         cache.length[decoding.rows] += 1
         ends = list(accumulate((c.n for c in chunks), initial=decode))[1:]  # of each chunk among the N
-        last = [end - 1 for c, end in zip(chunks, ends, strict=True) if c.row in finishing]
+        ending = [(c, end) for c, end in zip(chunks, ends, strict=True) if c.row in finishing]
         for chunk in chunks:
             cache.length[chunk.row] = chunk.start + chunk.n
         self.steps += 1
         metrics.STEPS.inc()
         sampled: list[int] = []
-        if decode or last:
-            joining = [finishing[c.row] for c in chunks if c.row in finishing]
-            whole = decode + len(last) == len(rows_N)
-            sampled = self._sample(hidden if whole else hidden[[*range(decode), *last]], joining, drafts)
+        if decode or ending:
+            whole = decode + len(ending) == len(rows_N)
+            wanted = hidden if whole else hidden[[*range(decode), *(end - 1 for _, end in ending)]]
+            sampled = self._sample(wanted, [finishing[c.row] for c, _ in ending], drafts)
         if not self.draft_tokens:
             return
         judged, proposed = any(drafts), False
-        if self._wants_drafts() or judged:
+        if judged:
+            for request in self._decoding.requests:
+                self._records[request].draft = None
+        if self._gate is None or self._gate.wants(len(self._decoding.requests) + len(self._prefilling)):
             own = decoding.rows, starts_D, np.array(sampled[: len(decoding.rows)], np.int64), at_D
-            proposed = self._propose(
-                hidden, _with_prompts(own, [c for c in zip(chunks, ends, strict=True) if c[0].row in finishing])
-            )
+            proposed = self._propose(hidden, _with_prompts(own, ending))
         if self._gate is not None and not chunks and proposed == judged:
             self._gate.observe(len(decoding.rows), judged, time.perf_counter() - began, sum(sampled))
 
@@ -263,17 +264,12 @@ class Batch:
                     uniforms[ends[i] - n + j] = uniform(request.seed, int(positions[i]) + j)
         return uniforms
 
-    def _wants_drafts(self) -> bool:
-        return self._gate is None or self._gate.wants(len(self._decoding.requests) + len(self._prefilling))
-
     def _propose(self, hidden_ND: torch.Tensor, computed: Computed) -> bool:
-        """New drafts for the sessions that go on, where they are wanted; old ones are gone. Returns whether there are any."""
+        """Drafts for the sessions that go on and have room for them. Returns whether there are any."""
         decoding = self._decoding
-        for request in decoding.requests:
-            self._records[request].draft = None
         room_D = decoding.last - self.cache.length[decoding.rows] - 1  # one more token comes with the drafts
         for_whom = np.flatnonzero(room_D > 0)
-        if not len(for_whom) or not self._wants_drafts():
+        if not len(for_whom):
             return False
         requests = [decoding.requests[i] for i in for_whom]
         at = {row: i for i, row in enumerate(computed.rows.tolist())}

@@ -15,13 +15,18 @@ def uniform(seed: int, position: int) -> float:
     return (xxhash.xxh3_64_intdigest(b"%d|%d" % (seed, position)) >> 40) / (1 << 24)
 
 
+def host(logits_BV: Tensor) -> np.ndarray:
+    """As the compiled loops read them: float32 [B, V], contiguous, in host memory."""
+    return logits_BV.to("cpu", torch.float32).contiguous().numpy()
+
+
 def sample(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns token ids int64 [B] and their log-probabilities float32 [B] under the sampling temperature.
 
     Temperature 0 takes the largest logit and reports its log-probability at temperature 1.
     """
     B, V = logits_BV.shape
-    logits = logits_BV.to("cpu", torch.float32).contiguous().numpy()
+    logits = host(logits_BV)
     tokens_B, chosen_B = np.empty(B, np.int64), np.empty(B, np.float32)
     sample_rows(logits, temperatures_B, uniforms_B, np.empty(V, np.float32), tokens_B, chosen_B)
     return tokens_B, chosen_B
@@ -30,7 +35,7 @@ def sample(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray
 def propose(logits_BV: Tensor, temperatures_B: np.ndarray, uniforms_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns token ids int64 [B] and the distributions float32 [B, V] that they were drawn from; temperature 0 takes the
     largest logit."""
-    logits = logits_BV.to("cpu", torch.float32).contiguous().numpy()
+    logits = host(logits_BV)
     tokens_B, probabilities_BV = np.empty(len(logits), np.int64), np.empty_like(logits)
     propose_rows(logits, temperatures_B, uniforms_B, probabilities_BV, tokens_B)
     return tokens_B, probabilities_BV

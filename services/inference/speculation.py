@@ -20,11 +20,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from services.inference.kernels.sampling import judge_drafts
-from services.inference.sampler import sample
+from services.inference.sampler import host, sample
 
 TRIAL = 32  # steps in which the other way is tried and counted
 HOPELESS = 8, 0.75  # after so many of them a trial ends that gives less than this share of the present way
@@ -66,7 +65,7 @@ def verify(
     k_D = np.array([len(d.tokens) if d else 0 for d in drafts])
     starts_D = np.cumsum(1 + k_D) - 1 - k_D
     ids_N, chosen_N = sample(logits_NV, np.repeat(temperatures_D, 1 + k_D), uniforms_N)  # the trunk's own tokens
-    all_NV = logits_NV.to("cpu", torch.float32).contiguous().numpy()
+    all_NV = host(logits_NV)
     tokens: list[list[int]] = []
     logprobs: list[list[float]] = []
     for i, (draft, start, k) in enumerate(zip(drafts, starts_D.tolist(), k_D.tolist(), strict=True)):

@@ -139,7 +139,8 @@ class WeightsAgent:
         """Says that this replica serves no more. Best effort: probes notice it too."""
         if self.live is not None and self.run_id:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._announce(self.live.serial, ok=False, reason="shutting down"), 5)
+                async with asyncio.timeout(5):
+                    await self._announce(self.live.serial, ok=False, reason="shutting down")
 
     # -- following ---------------------------------------------------------------------------------------------------
 

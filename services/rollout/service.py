@@ -296,6 +296,7 @@ class Worker:
             held.drop()
         reports = [self._failed(held.request, "the worker left before the end") for held in left]
         with contextlib.suppress(TimeoutError):  # while the bus is away, the lease must do
-            await asyncio.wait_for(asyncio.gather(*reports), LEAVE_S)
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.gather(*reports)
         for task in self._tasks:
             task.cancel()

@@ -134,7 +134,8 @@ class KafkaBus:
 
     async def _flushed(self, reader: Reader) -> None:
         try:
-            await asyncio.wait_for(asyncio.wrap_future(reader.flush()), FLUSH_WITHIN_S)
+            async with asyncio.timeout(FLUSH_WITHIN_S):
+                await asyncio.wrap_future(reader.flush())
         except TimeoutError:
             raise BusUnavailable(
                 f"{self.cluster}: what group {reader.group!r} has acknowledged is not committed after {FLUSH_WITHIN_S:.0f} s: "

@@ -15,8 +15,7 @@ COLDEST = 1e-6
 def sample_rows(logits, temperatures, uniforms, weights, tokens, chosen):  # type: ignore[no-untyped-def]
     """`weights` is room for one row; tokens and their log-probabilities are written. See `sampler.sample`."""
     for b in range(len(logits)):
-        greedy = temperatures[b] == 0
-        scale = np.float32(1) if greedy else np.float32(1 / max(temperatures[b], COLDEST))
+        greedy, scale = temperatures[b] == 0, _scale(temperatures[b])
         total, best, first = _weigh(logits[b], scale, weights)
         token = first if greedy else _draw(weights, uniforms[b] * np.float64(total), first)
         tokens[b] = token
@@ -27,8 +26,7 @@ def sample_rows(logits, temperatures, uniforms, weights, tokens, chosen):  # typ
 def propose_rows(logits, temperatures, uniforms, probabilities, tokens):  # type: ignore[no-untyped-def]
     """Drafts: a token of each row, and the distribution that it was drawn from (of a greedy row, the one at temperature 1)."""
     for b in range(len(logits)):
-        greedy = temperatures[b] == 0
-        scale = np.float32(1) if greedy else np.float32(1 / max(temperatures[b], COLDEST))
+        greedy, scale = temperatures[b] == 0, _scale(temperatures[b])
         total, _, first = _weigh(logits[b], scale, probabilities[b])
         tokens[b] = first if greedy else _draw(probabilities[b], uniforms[b] * np.float64(total), first)
         share = np.float32(1) / total
@@ -43,7 +41,7 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
     `logits`, `probabilities`: the trunk's and the draft's [k, V]. `uniforms` [k + 1]: one for each draft and one for the
     token in its place. `chosen` gets the log-probabilities of what comes out; `weights` is room for one row."""
     k, V = logits.shape
-    scale = np.float32(1 / max(temperature, COLDEST))
+    scale = _scale(temperature)
     for j in range(k):
         total, best, first = _weigh(logits[j], scale, weights)
         share = np.float32(1) / total
@@ -63,6 +61,12 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
         chosen[j] = logits[j, token] * scale - best - np.log(total)
         return j, token
     return k, -1
+
+
+@compiled
+def _scale(temperature):  # type: ignore[no-untyped-def]
+    """What logits are multiplied with; 1 for temperature 0, whose probabilities are those at 1."""
+    return np.float32(1) if temperature == 0 else np.float32(1 / max(temperature, COLDEST))
 
 
 @compiled
