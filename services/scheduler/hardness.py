@@ -100,11 +100,11 @@ class Hardness:
             )
 
     def posterior(self, categories: Sequence[str], cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Beta parameters (a, b) of the chance that one attempt succeeds, for pairs of category and cell."""
-        category_mean = self.expected(categories)
-        strength, did, promised, effort = self._of_cells(cells, category_mean)
-        mean = _from_odds(_odds(category_mean) * did / promised)
-        mean = _from_odds(_odds(mean) / effort)
+        """Beta parameters (a, b) of the chance that one attempt succeeds, for pairs of category and cell. The chance is held
+        between LEAST and 1 - LEAST."""
+        category_odds = self._expected_odds(categories)
+        strength, did, promised, effort = self._of_cells(cells, _from_odds(category_odds))
+        mean = np.clip(_from_odds(category_odds * did / promised / effort), LEAST, 1 - LEAST)
         return mean * strength, (1 - mean) * strength
 
     def _of_cells(self, cells: Sequence[str], category_mean: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -117,7 +117,8 @@ class Hardness:
         return strength, _odds(did), _odds(promised), effort
 
     def explain(self, category: str, cell: str) -> list[Factor]:
-        """The factors whose product is the odds of `posterior`'s mean, the run's own odds first."""
+        """The factors whose product is the odds of `posterior`'s mean, before that is held in its bounds; the run's own odds
+        first."""
         tags, run = _tags_of(category), self._run.sums[0]
         factors = [Factor("run", "", float(_odds(self._run_mean())), float(run[0]))]
         tried = _rows(self._tags, tags)[:, 0]
@@ -139,9 +140,12 @@ class Hardness:
 
     def expected(self, categories: Sequence[str]) -> np.ndarray:
         """The chance of success by category alone."""
+        return _from_odds(self._expected_odds(categories))
+
+    def _expected_odds(self, categories: Sequence[str]) -> np.ndarray:
         distinct, which = np.unique(np.asarray(categories, dtype=str), return_inverse=True)
         shift = np.array([self._shifts(_tags_of(category)).prod() for category in distinct.tolist()])
-        return _from_odds(_odds(self._run_mean()) * shift)[which]
+        return (_odds(self._run_mean()) * shift)[which]
 
     def _run_mean(self) -> np.ndarray:
         run = self._run.sums[0]

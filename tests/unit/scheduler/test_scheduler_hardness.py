@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.hardness import FLOOR, Hardness, Outcome, draw, fingerprints
+from services.scheduler.hardness import FLOOR, LEAST, Hardness, Outcome, draw, fingerprints
 
 
 def taught(rates: dict[str, float], groups: int = 12, turns: float = 3.0) -> Hardness:
@@ -116,6 +116,7 @@ def test_weights_are_always_positive_and_finite(rows: list[tuple[str, int, float
 
 
 @settings(max_examples=50)
+@example([("a/near", "x", 0, 1.0, 0.0, 0)] * 3)  # less than LEAST
 @given(
     st.lists(
         st.tuples(
@@ -137,4 +138,5 @@ def test_the_reasons_multiply_up_to_the_estimate(outcomes: list[tuple[str, str, 
         for cell in ("x", "unknown"):
             a, b = hardness.posterior([category], [cell])
             odds = np.prod([factor.odds for factor in hardness.explain(category, cell)])
-            assert odds == pytest.approx(a[0] / b[0], rel=1e-6)
+            chance = np.clip(odds / (1 + odds), LEAST, 1 - LEAST)
+            assert a[0] / (a[0] + b[0]) == pytest.approx(chance, rel=1e-6)
