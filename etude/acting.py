@@ -16,7 +16,7 @@ from typing import Literal
 from etude.standing import HEARD, Listener, Standing, Standings
 from etude.supervisor import holder
 from shared import bus as buses
-from shared.bus import BusUnavailable
+from shared.bus import Bus, BusUnavailable
 from shared.contracts.messages import Alert, PolicyPublished, RunControl
 from shared.contracts.topics import ALERTS, RUNS_CONTROL
 from shared.ledger.transitions import RunState
@@ -57,25 +57,18 @@ async def act(
     bus = buses.connect(settings.bus_url, client="etude-runs")
     try:
         async with Listener(bus, (*HEARD, ALERTS) if action == "rollback" else HEARD) as listener:
-            standing = chosen(listener.standings, run)
-            if why := objection(listener.standings, standing, action, version):
-                raise Refused(why)
+            standing = fitting(listener.standings, run, action, version)
             word = RunControl(
                 run=standing.run,
                 action=action,
                 serial=version,
                 id=secrets.token_hex(8) if action == "rollback" else "",
-                reason=" ".join(reason.split())[:REASON_CHARS],
+                reason=shortened(reason),
                 drain=drain,
                 by=author(f"etude {action}"),
             )
             incarnation = standing.incarnation
-            try:
-                await bus.publish(RUNS_CONTROL, word.run, word)
-            except BusUnavailable as error:
-                raise Refused(
-                    f"{error}. Whether {action} was said is not known; `etude runs` shows it if it was"
-                ) from None
+            await tell(bus, word)
             if action == "rollback":
                 await _gone_back(listener, word, standing, incarnation, settings, say)
                 return
@@ -85,6 +78,21 @@ async def act(
                 await _ended(listener, standing, say)
     finally:
         await bus.close()
+
+
+async def tell(bus: Bus, word: RunControl) -> None:
+    """Raises Refused."""
+    try:
+        await bus.publish(RUNS_CONTROL, word.run, word)
+    except BusUnavailable as error:
+        raise Refused(
+            f"{error}. Whether {word.action} was said is not known; `etude runs` shows it if it was"
+        ) from None
+
+
+def shortened(reason: str) -> str:
+    """On one line, as long as a page shows."""
+    return " ".join(reason.split())[:REASON_CHARS]
 
 
 def author(command: str) -> str:
@@ -129,6 +137,14 @@ def chosen(standings: Standings, run: str) -> Standing:
         raise Refused("no run goes on here: `etude runs` lists those that have ended, `etude start` begins one")
     names = ", ".join(f"{one.run} ({one.state})" for one in unfinished)
     raise Refused(f"RUN: left out, and {len(unfinished)} runs are not finished; name one of {names}")
+
+
+def fitting(standings: Standings, run: str, action: Action, version: int | None) -> Standing:
+    """The run that is meant. Raises Refused, where the word would change nothing too."""
+    standing = chosen(standings, run)
+    if why := objection(standings, standing, action, version):
+        raise Refused(why)
+    return standing
 
 
 def objection(standings: Standings, run: Standing, action: Action, version: int | None) -> str:
@@ -176,6 +192,15 @@ def _outcome(word: RunControl) -> str:
             return "is running again."
 
 
+async def answered(listener: Listener, word: RunControl, there: Callable[[], bool], settings: ServiceSettings) -> None:
+    """Until `there`, which the scheduler's answer makes true. Raises Refused."""
+    if not await listener.until(there, ANSWER_WITHIN_S):
+        raise Refused(
+            f"{word.action} is said to {word.run}, and no scheduler has answered within {ANSWER_WITHIN_S:.0f} s; the next one "
+            f"that comes obeys it. {unanswered('scheduler', settings)}"
+        )
+
+
 async def _answered(listener: Listener, word: RunControl, run: Standing, settings: ServiceSettings) -> None:
     """Until the scheduler has said what became of the word: it names whose word it was. Raises Refused."""
 
@@ -183,11 +208,7 @@ async def _answered(listener: Listener, word: RunControl, run: Standing, setting
         said = (new for new in listener.said if isinstance(new, RunControl))
         return any(new.run == word.run and new.number and new.by == word.by for new in said)
 
-    if not await listener.until(answers, ANSWER_WITHIN_S):
-        raise Refused(
-            f"{word.action} is said to {word.run}, and no scheduler has answered within {ANSWER_WITHIN_S:.0f} s; the next one "
-            f"that comes obeys it. {unanswered('scheduler', settings)}"
-        )
+    await answered(listener, word, answers, settings)
     wanted = {"pause": RunState.paused, "resume": RunState.running, "stop": RunState.stopping}[word.action]
     if run.state not in (wanted, RunState.finished if word.action == "stop" else wanted):
         raise Refused(f"{word.action} came too late: {run.run} is {run.state}{f': {run.why}' if run.why else ''}")

@@ -10,9 +10,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -28,8 +28,8 @@ from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts import topics as t
-from shared.contracts.messages import EvalFinished, PolicyApplied, RunControl
-from shared.contracts.run import Ref, RunConfig
+from shared.contracts.messages import EvalFinished, PolicyApplied
+from shared.contracts.run import RunConfig
 from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.settings import ServiceSettings, Told
@@ -45,15 +45,12 @@ class Known:
 
     def __init__(self) -> None:
         self.standings = Standings()
-        self.configs: dict[str, Ref] = {}
         self.replicas: dict[str, PolicyApplied] = {}
         self.measured: dict[tuple[str, str], EvalFinished] = {}
 
     def hear(self, message: Any, at: float) -> None:
         self.standings.hear(message, at)
         match message:
-            case RunControl(action="start", config=Ref() as config):
-                self.configs.setdefault(message.run, config)
             case PolicyApplied():
                 self.replicas.pop(message.replica, None)  # the last word stands last
                 self.replicas[message.replica] = message
@@ -100,10 +97,27 @@ def _span(run: Standing) -> str:
     return f"versions {min(run.versions)} to {max(run.versions)}" if run.versions else "none yet"
 
 
+class Evaluated(NamedTuple):
+    """What was asked for, and every evaluation of its run that has ended, by name."""
+
+    run: Standing
+    serial: int
+    name: str
+    ended: dict[str, EvalFinished]
+
+
 async def measure(
     settings: ServiceSettings, run: str, version: int | None, *, problems: int, samples: int, console: Console
 ) -> list[Measured]:
-    """Measures, and returns every measurement of this run, versions rising. Raises Refused, Stalled, NoVerdict,
+    """Measures, and returns every measurement of this run, versions rising. Raises as `evaluate` does."""
+    found = await evaluate(settings, run, version, problems=problems, samples=samples, console=console)
+    return compared(stores.connect(settings.objects_url), found.ended.values(), found.run.versions)
+
+
+async def evaluate(
+    settings: ServiceSettings, run: str, version: int | None, *, problems: int, samples: int, console: Console
+) -> Evaluated:
+    """Asks for it unless that was done before, and waits for the verdict. Raises Refused, Stalled, NoVerdict,
     BusUnavailable."""
     require_listeners(settings)
     objects, bus = stores.connect(settings.objects_url), buses.connect(settings.bus_url, client="etude-measure")
@@ -111,7 +125,7 @@ async def measure(
         known = Known()
         async with Hearing(bus, TOPICS, known.hear) as hearing:
             standing, serial = known.chosen(run, version)
-            config = msgspec.json.decode(objects.get(known.configs[standing.run]), type=RunConfig)
+            config = msgspec.json.decode(objects.get(standing.configs[0]), type=RunConfig)
             if config.eval_pack is None or config.eval_pack_hidden is None:
                 raise Refused(
                     f"{standing.run} was started without held-out problems (eval_pack): nothing to measure on"
@@ -132,7 +146,7 @@ async def measure(
                     async with watching(console, title, total, Evaluation(conductor.progress, serial, total)):
                         report = await conductor.evaluate(name, serial, config, problems=problems, samples=samples)
                     say(console, title, evaluation_end(report, time.monotonic() - began))
-                return compared(objects, measured.values(), standing.versions)
+                return Evaluated(standing, serial, name, dict(measured))
     finally:
         await bus.close()
 
@@ -199,22 +213,32 @@ def table(rows: Iterable[Measured]) -> Table:
     return shown
 
 
+T = TypeVar("T")
+
+
+def done(work: Coroutine[Any, Any, T], console: Console) -> tuple[T | None, int]:
+    """What came of it, and the exit code: 0 it is there, 1 something stands in the way, 130 interrupted."""
+    try:
+        return asyncio.run(work), 0
+    except (Stalled, Told) as error:
+        say_error(console, error)
+        return None, 1
+    except (ObjectMissing, ObjectDamaged) as error:
+        console.print(f"what the run or a measurement of it is made of: {error}", highlight=False, soft_wrap=True)
+        return None, 1
+    except KeyboardInterrupt:
+        console.print("Not waited for any longer. What was asked for goes on: the same command shows what comes of it.")
+        return None, 130
+
+
 def run(
     settings: ServiceSettings, name: str, version: int | None, *, problems: int, samples: int, out: Path | None
 ) -> int:
-    """Returns the exit code: 0 measured, 1 something stands in the way, 130 interrupted."""
+    """Returns the exit code, as `done`."""
     console = Console(stderr=True)
-    try:
-        rows = asyncio.run(measure(settings, name, version, problems=problems, samples=samples, console=console))
-    except (Stalled, Told) as error:
-        say_error(console, error)
-        return 1
-    except (ObjectMissing, ObjectDamaged) as error:
-        console.print(f"what the run or a measurement of it is made of: {error}", highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("Not waited for any longer. What was asked for goes on: the same command shows what comes of it.")
-        return 130
+    rows, code = done(measure(settings, name, version, problems=problems, samples=samples, console=console), console)
+    if rows is None:
+        return code
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))
     if out:
         out.write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")

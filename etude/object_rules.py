@@ -20,6 +20,7 @@ from shared.contracts.ids import OPEN_EVALUATIONS
 
 RUN = "runs/r-????????T??????-????"  # shared.contracts.ids.new_run_id
 CONFIG = f"{RUN}/config.json"
+CONFIGS = f"{RUN}/config-*.json"  # of `etude reconfigure`; reward reads each that runs.control names
 BASES = (f"{RUN}/base/*", "checkpoints/*")  # of the run's own upload, and imported ones
 PUBLIC, HIDDEN = "packs/*.public.jsonl.zst", "packs/*.hidden.jsonl.zst"
 TRAJECTORIES, ROUTING = f"{RUN}/attempts/*/trajectory-*", f"{RUN}/attempts/*/routing-*"
@@ -28,6 +29,7 @@ ANSWERS = "grading/*"
 POLICIES, CHECKPOINTS, INCARNATIONS = f"{RUN}/policies/*", f"{RUN}/checkpoints/*", f"{RUN}/incarnations/*"
 OPEN = f"{OPEN_EVALUATIONS}*"
 EVALUATIONS = f"{RUN}/evals/*"
+SWEPT = (f"{RUN}/attempts/*", POLICIES)  # what nobody needs any more is deleted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,10 @@ class Keys:
 
 OBJECTS: dict[str, Keys] = {
     "curator": Keys(reads=(CONFIG, f"{RUN}/surprise.json", *BASES, PUBLIC, HIDDEN)),
-    "scheduler": Keys(reads=(CONFIG,)),
+    "scheduler": Keys(reads=(CONFIG, CONFIGS, OPEN), deletes=SWEPT),
     "rollout": Keys(reads=(CONFIG, *BASES, PUBLIC), writes=(TRAJECTORIES, ROUTING)),
     "inference": Keys(reads=(CONFIG, *BASES, POLICIES)),
-    "reward": Keys(reads=(CONFIG, ANSWERS), deletes=(ANSWERS,)),
+    "reward": Keys(reads=(CONFIG, CONFIGS, ANSWERS), deletes=(ANSWERS,)),
     "grader": Keys(reads=(PUBLIC, HIDDEN, TRAJECTORIES, VERDICTS), writes=(VERDICTS, ANSWERS)),
     "trainer": Keys(
         reads=(CONFIG, *BASES, TRAJECTORIES, ROUTING, POLICIES, CHECKPOINTS, INCARNATIONS),
@@ -60,12 +62,10 @@ OBJECTS: dict[str, Keys] = {
     # People. The first is asked by `etude up` and `etude doctor` whether it may write: below `reach/`.
     "cli": Keys(
         reads=("*",),
-        writes=(CONFIG, f"{RUN}/surprise.json", *BASES, PUBLIC, HIDDEN, "reach/*"),
+        writes=(CONFIG, CONFIGS, f"{RUN}/surprise.json", *BASES, PUBLIC, HIDDEN, "reach/*"),
         deletes=("reach/*",),
     ),
-    "sweep": Keys(  # `etude ledger sweep --delete`
-        reads=(OPEN,), deletes=(f"{RUN}/attempts/*", POLICIES)
-    ),
+    "sweep": Keys(reads=(OPEN,), deletes=SWEPT),  # `etude ledger sweep --delete`
 }
 
 

@@ -89,6 +89,6 @@ def plan(load: Load) -> list[Row]:
         Row("reward, scheduler, curator", "1 each", "a second scheduler stands by"),
         Row("max_staleness", str(staleness(load)), "least with which the gate does not hold the run up"),
         Row("Kafka", f"{MESSAGES * rate:,.0f} messages/s", f"{MESSAGES} for an attempt"),
-        Row("object store, attempts", f"{attempts_gb:,.3g} GB a day", "before compression; `etude ledger sweep` for given-up ones"),
+        Row("object store, attempts", f"{attempts_gb:,.3g} GB a day", "before compression; what was given up goes by itself"),
         Row("object store, weights", f"{weights_gb:,.3g} GB a day", f"deltas of {DELTA_SHARE:.0%}, a base every {load.base_every}"),
     ]  # fmt: skip

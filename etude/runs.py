@@ -25,12 +25,14 @@ RunOrLast = Annotated[
     str, typer.Argument(metavar="[RUN]", help="The run; left out: the one that was started last.", show_default=False)
 ]
 Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
+Problems = Annotated[int, typer.Option(help="Held-out problems to measure on, at most; 0: all.", min=0)]
+Samples = Annotated[int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)]
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (start, runs, pause, resume, stop, rollback, measure):
+    for command in (start, runs, pause, resume, stop, rollback, reconfigure, measure):
         app.command()(command)
 
 
@@ -144,11 +146,46 @@ def rollback(
     to: Annotated[int, typer.Option("--to", metavar="N", min=1, help="The published version to go on from.")],
     run: RunName = "",
     reason: Reason = "",
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="First one engine alone: one of the evaluation pool measures version N and the newest, as `etude measure` "
+            "does. Only where N solves no fewer held-out problems do all others follow.",
+        ),
+    ] = False,
+    within: Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)] = 0.0,
+    problems: Problems = 400,
+    samples: Samples = 8,
     state: State = Path(".etude"),
 ) -> None:
     """Make a run go on from an earlier version of its own: its weights are published again under a new number, and groups
     trained after it are free again. A paused run stays paused."""
+    if canary:
+        from etude.canary import Trial
+        from etude.canary import run as tried
+
+        raise typer.Exit(tried(_settings(state), run, to, reason, Trial(problems, samples, within)))
     _act("rollback", run, reason, state, version=to)
+
+
+def reconfigure(
+    file: Annotated[
+        Path, typer.Option("--config", metavar="FILE", help="JSON of the fields that shall differ (docs/run.md).")
+    ],
+    run: RunName = "",
+    reason: Reason = "",
+    state: State = Path(".etude"),
+) -> None:
+    """Change what may still change of a run that goes on: its budget, its quota, what it pauses on.
+
+    \b
+    echo '{"schedule": {"quota_gb": 80, "minutes": 60}}' > more.json
+    etude reconfigure --config more.json
+    """
+    from etude.reconfiguring import reconfigure as changed
+
+    _do(changed(_settings(state), run, file, typer.echo, reason=reason))
 
 
 def measure(
@@ -157,10 +194,8 @@ def measure(
         int | None,
         typer.Option(metavar="N", min=0, help="Which one, 0: the policy it began with; the newest where left out."),
     ] = None,
-    problems: Annotated[int, typer.Option(help="Held-out problems, at most; 0: all.", min=0)] = 400,
-    samples: Annotated[
-        int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)
-    ] = 8,
+    problems: Problems = 400,
+    samples: Samples = 8,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every row with all its figures.")] = None,
     state: State = Path(".etude"),
 ) -> None:

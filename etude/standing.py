@@ -14,6 +14,7 @@ from etude.hearing import Hearing
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.messages import BY_SCHEDULER, PolicyPublished, RunControl
+from shared.contracts.run import Ref
 from shared.contracts.topics import Topic
 from shared.contracts.words import Words
 from shared.ledger.transitions import RUN_MOVES, RunState
@@ -31,7 +32,8 @@ LEADS_TO = {
 @dataclass(slots=True)
 class Standing:
     """One run. `since` when it is in this state, `started`: Unix seconds by the senders' clocks. `reason`, `by`: of the word
-    that led to the state. `versions`: published serial -> its step. `serial`, `step`: of the newest; -1 and 0 without one."""
+    that led to the state. `configs`: those that it was started with and that the scheduler took since, the last one holds.
+    `versions`: published serial -> its step. `serial`, `step`: of the newest; -1 and 0 without one."""
 
     run: str
     state: RunState = RunState.announced
@@ -39,6 +41,7 @@ class Standing:
     started: float = 0.0
     reason: str = ""
     by: str = ""
+    configs: list[Ref] = field(default_factory=list)
     incarnation: int = -1
     serial: int = -1
     versions: dict[int, int] = field(default_factory=dict)
@@ -101,12 +104,16 @@ class Standings:
         if word.action == "start" and word.config is not None and word.run not in self._started:
             self._started.append(word.run)
             run.started = at
+        if word.config is not None and (word.number or not run.configs) and word.config not in run.configs[-1:]:
+            run.configs.append(word.config)
         target = LEADS_TO.get(word.action, run.state)
         if word.action != "finished" and target not in RUN_MOVES[run.state]:
             return
-        if target is not run.state:
+        moved = target is not run.state
+        if moved:
             run.state, run.since = target, at
-        if word.by != BY_SCHEDULER or word.reason != run.reason:  # else it only says what a person's word has led to
+        # Else it only says what a person's word has led to, or in answer to whom it is said again.
+        if word.reason != run.reason or (word.by != BY_SCHEDULER and (moved or not word.number)):
             run.by = word.by
         run.reason = word.reason
 

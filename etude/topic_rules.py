@@ -98,7 +98,7 @@ def commands(rules: Iterable[Rule], cluster: Cluster) -> list[str]:
 
 
 HEAD = ("topic", "writes", "reads all", "reads as a group", "counts")
-EVERYWHERE = ("dlq", "exporter")  # left out of the overview: their names would stand in each of its cells
+EVERYWHERE = ("dlq", "scaler")  # left out of the overview: their names would stand in each of its cells
 
 
 def overview(access: Mapping[str, Access] = ACCESS) -> list[tuple[str, ...]]:

@@ -103,7 +103,7 @@ def show() -> None:
     console.print(table)
     console.print(
         "Who reads as a group writes the dead letters of the topic. `dlq` (etude dlq) reads all dead letters and writes every "
-        "topic; `exporter` counts for every group."
+        "topic; `scaler` counts for every group."
     )
 
 

@@ -15,15 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("services", "shared", "etude")
 KINDS = ("Counter", "Gauge", "Histogram", "Summary")
 
-# What Prometheus itself, its client in every process, and the exporters of the compose file add: name -> (labels, meaning).
+# What Prometheus itself and its client in every process add: name -> (labels, meaning).
 FOREIGN: dict[str, tuple[tuple[str, ...], str]] = {
     "up": ((), "Prometheus: 1 if the last scrape of this target succeeded."),
     "process_cpu_seconds_total": ((), "Every process: processor time."),
     "process_resident_memory_bytes": ((), "Every process: resident memory."),
-    "kafka_consumergroup_lag": (
-        ("consumergroup", "topic", "partition"),
-        "kafka-exporter: messages that the group has not acknowledged.",
-    ),
 }
 # What Prometheus puts on every series that it scrapes (infra/prometheus/prometheus.yml).
 TARGET_LABELS = ("job", "instance")

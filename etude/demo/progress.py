@@ -105,8 +105,9 @@ class Progress:
 
     def _enter(self, word: m.RunControl, at: float) -> None:
         if word.action == "pause":
-            self.paused_by = f"{word.by or 'somebody'}{f': {word.reason}' if word.reason else ''}"
-            self.paused_since = self.paused_since or at  # the scheduler says it again
+            if self.paused_since is None:  # the scheduler says it again, also in answer to somebody else
+                self.paused_by = f"{word.by or 'somebody'}{f': {word.reason}' if word.reason else ''}"
+                self.paused_since = at
         elif self.paused_since is not None:
             self.pauses.append((self.paused_since, at))
             self.paused_since = None

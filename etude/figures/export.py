@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from etude.acting import NAMED, embedded, in_folder
 from etude.figures import sink
 from etude.figures.points import Heard, Kind, past
+from etude.flat import flat
 from etude.hearing import Hearing
-from etude.standing import Standings
+from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.messages import RunControl
-from shared.contracts.run import RunConfig
+from shared.contracts.run import Ref, RunConfig
 from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing
 from shared.settings import ServiceSettings, Told
@@ -55,49 +54,47 @@ async def export(settings: ServiceSettings, run: str, target: str, *, follow: bo
     bus = buses.connect(settings.bus_url, client="etude-figures")
     try:
         async with Ear(bus) as ear:
-            word = _chosen(ear, run, settings)
-            ear.keep(word.run)
-            out = sink.connect(target, word.run, _parameters(settings, word, say))
+            standing = _chosen(ear, run, settings)
+            ear.keep(standing.run)
+            out = sink.connect(target, standing.run, _parameters(settings, standing.configs[0], say))
             state = RunState.announced
             try:
                 held, taken = sink.marks(out), 0
                 while True:
-                    told = past(word.run, ear.heard)
+                    told = past(standing.run, ear.heard)
                     state = told.state
                     taken += sink.update(out, told, held)
                     if not follow or state is RunState.finished:
                         break
                     await ear.news()
                     await asyncio.sleep(GATHER_S)
-                    ear.keep(word.run)
+                    ear.keep(standing.run)
             finally:
                 out.close(state)
             kinds = [row.kind for row in told.rows]
             say(
-                f"{word.run} is {state}: {kinds.count(Kind.train)} steps, {kinds.count(Kind.eval)} evaluations; {taken} points "
+                f"{standing.run} is {state}: {kinds.count(Kind.train)} steps, {kinds.count(Kind.eval)} evaluations; {taken} points "
                 f"were new to {target}."
             )
     finally:
         await bus.close()
 
 
-def _chosen(ear: Ear, run: str, settings: ServiceSettings) -> RunControl:
-    """The word that started the run. Raises NoRun."""
-    standings, starts = Standings(), dict[str, RunControl]()
+def _chosen(ear: Ear, run: str, settings: ServiceSettings) -> Standing:
+    """Raises NoRun."""
+    standings = Standings()
     for message, at in ear.heard:
         if isinstance(message, RunControl):
             standings.hear(message, at)
-            if message.action == "start" and message.config is not None:
-                starts.setdefault(message.run, message)
     names = [one.run for one in standings.runs]
     newest = ", ".join(names[: -NAMED - 1 : -1])
     if not names:
         raise NoRun(_none(settings))
     if not run and len(names) > 1:
         raise NoRun(f"RUN: left out, and there are {len(names)} runs; name one, the newest are {newest}")
-    if run and run not in names:
+    if (found := standings.of(run or names[0])) is None:
         raise NoRun(f"run {run!r}: not known here; the newest are {newest}")
-    return starts[run or names[0]]
+    return found
 
 
 def _none(settings: ServiceSettings) -> str:
@@ -105,29 +102,12 @@ def _none(settings: ServiceSettings) -> str:
     return f"{where}: no run was started here. `{in_folder('etude start', settings)}` begins one"
 
 
-def _parameters(settings: ServiceSettings, word: RunControl, say: Say) -> sink.Parameters:
+def _parameters(settings: ServiceSettings, config: Ref, say: Say) -> sink.Parameters:
     """What the run was started with, flat. Where the object store does not have it the figures are worth writing all the
     same."""
-    assert word.config is not None
     try:
-        stored = stores.connect(settings.objects_url).get(word.config)
+        stored = stores.connect(settings.objects_url).get(config)
         return flat(msgspec.to_builtins(msgspec.json.decode(stored, type=RunConfig)))
     except (OSError, ValueError, ObjectMissing, ObjectDamaged) as error:
-        say(f"What the run learns with is left out: {word.config.key}: {error}")
+        say(f"What the run learns with is left out: {config.key}: {error}")
         return {}
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
-    """`{"train": {"kl": 0.1}}` → `{"train.kl": 0.1}`. Of a reference its key; lists as JSON; what is none is left out."""
-    found: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            if value.keys() == {"key", "size", "checksum"}:
-                found[f"{prefix}{name}"] = value["key"]
-            else:
-                found |= flat(value, f"{prefix}{name}.")
-        elif isinstance(value, str | int | float | bool):
-            found[f"{prefix}{name}"] = value
-        elif value is not None:
-            found[f"{prefix}{name}"] = json.dumps(value)
-    return found

@@ -31,13 +31,13 @@ POINTS = 240  # per series asked for
 _NO_SGLANG = "no engine here is SGLang"
 QUIET: dict[str, str] = {
     "learning: Alerts": "none was raised",
+    "flow: Spans": "no OpenTelemetry collector is named: traces are off",
     "engines: Up": _NO_SGLANG,
     "engines: Started again, and undone [started {{instance}}]": _NO_SGLANG,
     "engines: Started again, and undone [undone]": _NO_SGLANG,
     "engines: How its requests end [{{finish}}]": _NO_SGLANG,
     "engines: How its requests end [retracted]": _NO_SGLANG,
 }
-WITHOUT_EXPORTER = {"flow: Lag": "no kafka-exporter runs"}  # beside QUIET, where there is none
 
 
 @dataclass(frozen=True, slots=True)

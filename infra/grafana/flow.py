@@ -85,8 +85,8 @@ FLOW = Dashboard(
             (
                 panel(
                     "Lag",
-                    "Messages that a group has not acknowledged, from Kafka. Empty with the embedded bus.",
-                    ("sum by (consumergroup, topic) (kafka_consumergroup_lag)", "{{consumergroup}} {{topic}}"),
+                    "Messages that a group has not acknowledged, as the console found it. Empty where no console runs.",
+                    ("max by (group, topic) (etude_bus_lag_messages)", "{{group}} {{topic}}"),
                     least=0,
                 ),
                 panel(
@@ -135,6 +135,35 @@ FLOW = Dashboard(
                     (quantile(0.99, "etude_scheduler_batch_seconds"), "99 %"),
                     ("sum (etude_scheduler_outbox_messages)", "outbox"),
                     unit="s",
+                ),
+            ),
+        ),
+        Row(
+            "Objects",
+            (
+                panel(
+                    "What a run takes",
+                    "By kind, when the scheduler last counted (ETUDE_SWEEP_EVERY_S). Trajectories grow as long as the run does, "
+                    "weights too unless it keeps only so many versions.",
+                    (f"sum by (kind) (etude_scheduler_run_objects_bytes{RUN})", "{{kind}}"),
+                    unit="bytes",
+                    stacked=True,
+                ),
+                panel(
+                    "Against its quota",
+                    "A run that takes more than its quota is paused. 0: it has none.",
+                    (f"sum by (run) (etude_scheduler_run_objects_bytes{RUN})", "{{run}}"),
+                    (f"max by (run) (etude_scheduler_run_quota_bytes{RUN})", "quota of {{run}}"),
+                    unit="bytes",
+                    least=0,
+                ),
+                panel(
+                    "Deleted",
+                    "Per hour, by kind: what was given up, trained routing, weights of older versions. None of it for hours while "
+                    "a run practises: the scheduler's log says what it is refused.",
+                    (f"sum by (kind) (increase(etude_scheduler_deleted_bytes_total{RUN}[1h]))", "{{kind}}"),
+                    unit="bytes",
+                    stacked=True,
                 ),
             ),
         ),

@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
-import structlog
 
-from services.console.flow import WAYS, Snapshot
+from services.console.flow import Snapshot
+from services.console.lag import Lags
 from services.console.neighbours import survey
-from shared.bus import Bus
-from shared.contracts.topics import TOPICS
 
 FRESH_S = 3.0
 PATIENCE_S = 2.0  # a page does not wait longer; it shows what was found before
 FIRST_S = 10.0  # before the first look there is nothing to show
-LAG_WITHIN_S = 10.0
-
-log = structlog.get_logger()
 
 
 class Watcher:
     """`before` and `now`: the last two looks, from which rates follow."""
 
-    def __init__(self, state: Path, bus: Callable[[], Bus | None]) -> None:
+    def __init__(self, state: Path, lags: Lags) -> None:
         self.now, self.before = Snapshot(0.0), Snapshot(0.0)
-        self._state, self._bus = state, bus
+        self._state, self._lags = state, lags
         self._looking: asyncio.Task[None] | None = None
 
     async def look(self, http: aiohttp.ClientSession) -> tuple[Snapshot, Snapshot | None]:
@@ -55,19 +49,5 @@ class Watcher:
                 await self._looking
 
     async def _look(self, http: aiohttp.ClientSession) -> None:
-        neighbours, lags = await asyncio.gather(survey(http, self._state), self._lags())
-        self.before, self.now = self.now, Snapshot(time.monotonic(), tuple(neighbours), lags)
-
-    async def _lags(self) -> dict[tuple[str, str], int]:
-        """Nothing where the bus does not say."""
-        bus, found = self._bus(), {}
-        if bus is None:
-            return {}
-        try:
-            async with asyncio.timeout(LAG_WITHIN_S):
-                for group in sorted({way.group for way in WAYS if way.group}):
-                    topics = [TOPICS[way.what] for way in WAYS if way.group == group]
-                    found.update({(name, group): lag for name, lag in (await bus.lag(topics, group)).items()})
-        except Exception as error:  # each adapter has its own; the picture lacks the counts then
-            log.info("lag_unknown", error=f"{type(error).__name__}: {error}")
-        return found
+        neighbours, _ = await asyncio.gather(survey(http, self._state), self._lags.look())
+        self.before, self.now = self.now, Snapshot(time.monotonic(), tuple(neighbours), self._lags.known)

@@ -1,9 +1,10 @@
 """The scheduler: which problem next, how many in flight, what became of each attempt.
 
-Owns: the ledger (its only writer), the capacity gate, the choice of problems, redelivery of attempts, the life of a run.
+Owns: the ledger (its only writer), the capacity gate, the choice of problems, redelivery of attempts, the life of a run,
+    and what of a run's objects is deleted, when nobody needs it.
 Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scored, groups.quarantined, steps.committed,
-    policies.published, policies.applied, runs.control, alerts (those that pause a run). Evaluations (key.purpose ==
-    evaluate) are not its business.
+    policies.published, policies.applied, runs.control, alerts (those that pause a run; that of a quota is its own).
+    Evaluations (key.purpose == evaluate) are not its business.
 Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (the state that a run is in), alerts.
 
 Invariants:
@@ -17,6 +18,7 @@ Invariants:
 
 How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory
 (`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions, `requesting` asks for more;
-`desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; `audit` checks a run from the
-ledger alone; `api` answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
+`desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside them `housekeeping` counts
+and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from the ledger alone; `api`
+answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
 """

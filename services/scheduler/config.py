@@ -19,6 +19,14 @@ class SchedulerConfig(ServiceSettings):
         900.0, gt=0, description="A running attempt is ended and submitted as it is after this."
     )
     grading_limit_s: float = Field(600.0, gt=0, description="A finished attempt without a verdict is lost after this.")
+    # A listing is a request per thousand objects. Ten attempts a second leave some 20 000 objects within a quarter of an hour, and
+    # by so much a quota is exceeded before it is noticed.
+    sweep_every_s: float = Field(
+        900.0,
+        ge=0,
+        description="How often each run's objects are counted, held against its quota, and what nobody needs of them is "
+        "deleted; less often where that takes long. 0: never, and no quota is held.",
+    )
     replica_patience_s: float = Field(
         60.0, gt=0, description="A replica that does not follow a published version for so long leaves the rotation."
     )

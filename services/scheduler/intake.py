@@ -13,6 +13,7 @@ import msgspec
 
 from services.scheduler import life
 from services.scheduler.lineage import Fork
+from services.scheduler.quota import QUOTA_EXCEEDED
 from services.scheduler.records import Attempt, ReplicaState
 from services.scheduler.working_set import FORGOTTEN, WorkingSet
 from shared.contracts import messages as m
@@ -281,12 +282,14 @@ def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
 
 
 def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
-    """The run pauses where its configuration names this alert; the trainer does not go on either."""
-    if ws.config is None or message.name not in ws.config.schedule.pause_on or ws.head.state is not RunState.running:
+    """The run pauses where its configuration names this alert, and above its quota; the trainer does not go on either."""
+    if ws.config is None or ws.head.state is not RunState.running:
+        return
+    if message.name not in (QUOTA_EXCEEDED, *ws.config.schedule.pause_on):
         return
     reason = f"alert {message.name}: {message.what}"[:2000]
-    ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER)
-    ws.say_state(now, drain=False)
+    ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER, drain=False)
+    ws.say_state(now)
 
 
 def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> None:
@@ -300,7 +303,8 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
             if _configure(ws, message, now, read_config):
                 ws.enter(RunState.running, now, message.reason[:2000], by=message.by[:200])
         case "reconfigure":
-            _configure(ws, message, now, read_config)
+            if _configure(ws, message, now, read_config):
+                _answer(ws, now, by=message.by[:200])
         case "pause":
             _enter(ws, RunState.paused, now, message)
         case "resume":
@@ -326,14 +330,16 @@ def control(ws: WorkingSet, message: m.RunControl, now: float, read_config: Read
 def _enter(ws: WorkingSet, state: RunState, now: float, message: m.RunControl) -> None:
     if state in RUN_MOVES[ws.head.state]:
         ws.enter(state, now, message.reason[:2000], by=message.by[:200])
-    _answer(ws, now, drain=message.drain, by=message.by[:200])
+    if ws.head.state is state is RunState.paused:
+        ws.head.drain = message.drain
+    _answer(ws, now, by=message.by[:200])
 
 
-def _answer(ws: WorkingSet, now: float, *, drain: bool = True, by: str = m.BY_SCHEDULER) -> None:
+def _answer(ws: WorkingSet, now: float, *, by: str = m.BY_SCHEDULER) -> None:
     """Says what became of a word: an old one of ours, said once more after this, is then known to be old, and who took a word
     that changes nothing for one that does hears better."""
     if ws.head.state is not RunState.announced:
-        ws.say_state(now, drain=drain, by=by)
+        ws.say_state(now, by=by)
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
@@ -351,11 +357,20 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
                 f"run: found {config.run!r}; allowed: {message.run!r}, which {message.config.key} was sent for"
             )
     if objections:
-        ws.alert("configuration", "critical", "this configuration cannot be scheduled", objections[:8])
+        ws.alert("configuration", "critical", f"{message.config.key} cannot be scheduled", objections[:8])
         if ws.config is None:
             ws.enter(RunState.finished, now, "; ".join(objections))
             ws.say_state(now)
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum
-    ws.event(now, "run.configured", "", ws.head.last_event, config=message.config.key, checksum=message.config.checksum)
+    ws.event(
+        now,
+        "run.configured",
+        "",
+        ws.head.last_event,
+        config=message.config.key,
+        checksum=message.config.checksum,
+        reason=message.reason[:2000],
+        by=message.by[:200],
+    )
     return True

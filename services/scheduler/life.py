@@ -78,5 +78,7 @@ def objections(config: RunConfig) -> list[str]:
         ("lease_s", s.lease_s, s.lease_s > 0, "more than 0"),
         ("max_steps", s.max_steps, s.max_steps >= 0, "0 (no limit) or more"),
         ("minutes", s.minutes, s.minutes >= 0, "0 (no limit) or more"),
+        ("keep_versions", s.keep_versions, s.keep_versions >= 0, "0 (all stay) or more"),
+        ("quota_gb", s.quota_gb, s.quota_gb >= 0, "0 (no quota) or more"),
     )
     return [f"schedule.{name}: found {found}; allowed: {allowed}" for name, found, fine, allowed in rules if not fine]

@@ -121,6 +121,7 @@ class Head:
     stopped_at: float | None = None
     finished_at: float | None = None
     reason: str = ""
+    drain: bool = True  # of the pause that holds: the trainer trains what is complete
     last_event: int = 0
     last_message: int = 0
     last_draw: int = 0

@@ -1,4 +1,5 @@
-"""Wiring: waits for its turn to lead, then batch after batch: messages → desk (one transaction) → relay."""
+"""Wiring: waits for its turn to lead, then batch after batch: messages → desk (one transaction) → relay. Beside it the
+housekeeping of objects."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.desk import ABSENT_S, Desk, Result
+from services.scheduler.housekeeping import Housekeeping
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
 from services.scheduler.store import Fenced, Store
@@ -159,12 +161,14 @@ class _Term:
             replica_patience_s=config.replica_patience_s,
         )
         self.relay = Relay(bus)
+        self.housekeeping = Housekeeping(config, objects, bus, read_config, term)
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
         self.pruned_at = self.heard_at = time.monotonic()
 
     async def run(self) -> None:
         leave = asyncio.Event()
         renewing = asyncio.create_task(self._renew(leave))
+        keeping = asyncio.create_task(self.housekeeping.run())
         stopping = asyncio.create_task(self.stop.wait())
         stopping.add_done_callback(lambda _: leave.set())
         try:
@@ -180,9 +184,9 @@ class _Term:
         finally:
             for what in self.waits:
                 self.health.clear(what)
-            for task in (renewing, stopping):
+            for task in (renewing, keeping, stopping):
                 task.cancel()
-            await asyncio.gather(renewing, stopping, return_exceptions=True)
+            await asyncio.gather(renewing, keeping, stopping, return_exceptions=True)
 
     async def _renew(self, leave: asyncio.Event) -> None:
         """Ends the term when the lease is lost. A ledger that is away is waited for: nobody else can lead without it."""

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -35,8 +35,8 @@ def known(connection: Connection, run: str) -> dict[str, Known]:
 
 
 def untrainable(connection: Connection, run: str, checkpoints: Iterable[str]) -> dict[str, str]:
-    """Attempts whose group no trainer asks for again, with the reason. `checkpoints`: keys of those that a trainer may resume
-    from; what came after the oldest of them may be trained once more."""
+    """Attempts whose group no trainer asks for again, with the reason. `checkpoints`: keys, among them all of those that a
+    trainer may resume from; what came after the oldest of them may be trained once more."""
     forks = select(Incarnation.incarnation, Incarnation.step, Incarnation.parent).where(Incarnation.run_id == run)
     lineage = Lineage(Fork(*row) for row in connection.execute(forks))
     places = [there for key in checkpoints if (there := parse_checkpoint(key)) and there.name == "manifest.json"]
@@ -71,22 +71,30 @@ def evaluated(objects: Objects, run: str) -> set[int]:
     return found
 
 
-def sweep(
-    connection: Connection, objects: Objects, run: str, *, delete: bool, trained: bool = False, last: int | None = None
+def unneeded(
+    connection: Connection, objects: Objects, run: str, keys: Collection[str], *, trained: bool, last: int | None
 ) -> list[Garbage]:
-    """What may go, and went if `delete`. `trained`: routing too; `last`: weights too, but of so many of the newest versions."""
-    keys = list(objects.list(f"runs/{run}/attempts/"))
-    checkpoints = list(objects.list(f"runs/{run}/checkpoints/")) if trained else []
-    weights = list(objects.list(f"runs/{run}/policies/")) if last is not None else []
+    """Those of `keys` that may go; they were listed before. `trained`: routing too, of what every checkpoint among `keys` has
+    trained; `last`: weights too, but of so many of the newest versions."""
     found = {one.key: one for one in left_behind(run, keys, known(connection, run))}
     if trained:
-        found |= {one.key: one for one in routing(run, keys, untrainable(connection, run, checkpoints))}
+        found |= {one.key: one for one in routing(run, keys, untrainable(connection, run, keys))}
     if last is not None:
         parents = built_from(connection, run)
         served = connection.execute(select(Replica.serial).where(Replica.run_id == run)).scalars()
         kept = {*sorted(parents)[-max(1, last) :], *served, *evaluated(objects, run)}
-        found |= {one.key: one for one in versions(run, weights, parents, kept)}
-    if delete:
-        for key in found:
-            objects.delete(key)
+        found |= {one.key: one for one in versions(run, keys, parents, kept)}
     return list(found.values())
+
+
+def sweep(
+    connection: Connection, objects: Objects, run: str, *, delete: bool, trained: bool = False, last: int | None = None
+) -> list[Garbage]:
+    """What may go, and went if `delete`."""
+    folders = {"attempts": True, "checkpoints": trained, "policies": last is not None}
+    keys = [key for folder, asked in folders.items() if asked for key in objects.list(f"runs/{run}/{folder}/")]
+    found = unneeded(connection, objects, run, keys, trained=trained, last=last)
+    if delete:
+        for one in found:
+            objects.delete(one.key)
+    return found

@@ -158,22 +158,25 @@ class WorkingSet:
         self.head.last_message += 1
         self.changes.outbox.append(Message(self.head.last_message, topic, key, message))
 
-    def say_state(self, now: float, *, drain: bool = True, by: str = BY_SCHEDULER) -> None:
-        """Which state the run is in, as the word that leads there. `by`: whose word it was. Its number is the time in
-        milliseconds, or more: it grows also where the ledger is an older one that was restored beside a newer bus."""
+    def say_state(self, now: float, *, by: str = BY_SCHEDULER) -> None:
+        """Which state the run is in, as the word that leads there, with the configuration that holds. `by`: whose word it was.
+        Its number is the time in milliseconds, or more: it grows also where the ledger is an older one that was restored
+        beside a newer bus."""
         self.spoken = max(int(now * 1000), self.spoken + 1)
         word = RunControl(
             run=self.id,
             action=WORDS[self.head.state],
+            config=self.head.config,
             reason=self.head.reason,
-            drain=drain,
+            drain=self.head.drain,
             by=by,
             number=self.spoken,
         )
         self.say(RUNS_CONTROL, self.id, word)
 
-    def enter(self, state: RunState, now: float, reason: str, *, by: str = BY_SCHEDULER) -> None:
-        """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word."""
+    def enter(self, state: RunState, now: float, reason: str, *, by: str = BY_SCHEDULER, drain: bool = True) -> None:
+        """The budget's clock stands unless the run is running; the first request of a stretch starts it. `by`: whose word.
+        `drain`: of a pause."""
         head = self.head
         if head.clock_started_at is not None and state is not RunState.running:
             head.spent_s, head.clock_started_at = self.clock(now), None
@@ -184,7 +187,7 @@ class WorkingSet:
                 head.stopped_at = now
             case RunState.finished:
                 head.finished_at = now
-        head.state, head.reason = state, reason
+        head.state, head.reason, head.drain = state, reason, drain
         self.last_work_at = self.resumed_at = now
         self.event(now, f"run.{state.value}", "", head.last_event, reason=reason, by=by)
 

@@ -249,8 +249,10 @@ class RunControl(_Message, frozen=True, kw_only=True):
     which the trainer knows whether it has obeyed. Every service reads this topic from its beginning.
 
     pause: nothing more is asked for, and what runs is finished. A word that does not fit the run's state
-    (`shared.ledger.transitions.RUN_MOVES`) changes nothing. To each that could have led to another state the scheduler
-    answers with the state that the run is in, in the same terms. Readers take words by `shared.contracts.words`."""
+    (`shared.ledger.transitions.RUN_MOVES`) changes nothing. To each that could have led to another state, and to a
+    `reconfigure` that it takes, the scheduler answers with the state that the run is in, in the same terms, and the
+    configuration that holds; to a configuration that cannot be scheduled with the alert `configuration`. Readers take
+    words by `shared.contracts.words`."""
 
     action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure", "rollback"]
     config: Ref | None = None

@@ -118,26 +118,23 @@ SERVICES = {
         writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED),
         takes={"evaluator": (EVALS_REQUESTED, ROLLOUTS_SCORED, ROLLOUTS_FINISHED, ATTEMPTS_PROGRESS)},
     ),
-    "console": Access(
-        writes=(RUNS_CONTROL,),
-        hears=(
-            RUNS_CONTROL,
-            STEPS_COMMITTED,
-            ROLLOUTS_FINISHED,
-            ROLLOUTS_SCORED,
-            POLICIES_PUBLISHED,
-            POLICIES_APPLIED,
-            EVALS_FINISHED,
-            ALERTS,
-        ),
-        counts={
-            "scheduler": (PROBLEMS_ADMITTED, ROLLOUTS_SCORED, STEPS_COMMITTED),
-            "rollout": (ROLLOUTS_REQUESTED,),
-            "reward": (ROLLOUTS_FINISHED,),
-            "trainer": (GROUPS_READY,),
-        },
-    ),
 }
+# By group, what its members take: who asks how far they are behind asks for all of them.
+_TAKEN = {group: topics for one in SERVICES.values() for group, topics in one.takes.items()}
+SERVICES["console"] = Access(
+    writes=(RUNS_CONTROL,),
+    hears=(
+        RUNS_CONTROL,
+        STEPS_COMMITTED,
+        ROLLOUTS_FINISHED,
+        ROLLOUTS_SCORED,
+        POLICIES_PUBLISHED,
+        POLICIES_APPLIED,
+        EVALS_FINISHED,
+        ALERTS,
+    ),
+    counts={group: topics for group, topics in _TAKEN.items() if not group.endswith(".")},
+)
 # As shared.bus.dead_letters declares them, but for what they carry.
 _LETTERS = tuple(Topic(topic.dead_letter, (), partitions=1, retention_h=YEAR_H) for topic in TOPICS.values())
 PEOPLE = {
@@ -163,8 +160,6 @@ PEOPLE = {
         takes={"dlq.replayed": _LETTERS},
         counts={"dlq.nobody": _LETTERS},
     ),
-    "exporter": Access(  # whoever measures lag, for Prometheus or to scale by it
-        counts={group: topics for one in SERVICES.values() for group, topics in one.takes.items()}
-    ),
+    "scaler": Access(counts=_TAKEN),  # KEDA
 }
 ACCESS: dict[str, Access] = {**SERVICES, **PEOPLE}

@@ -8,7 +8,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKeyConstraint, Index, MetaData, Text, UniqueConstraint, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    text,
+    true,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from shared.contracts.messages import Effort, Verdict
@@ -53,6 +63,7 @@ class Run(Base):
     stopped_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     reason: Mapped[str]
+    drain: Mapped[bool] = mapped_column(server_default=true())  # of a pause: the trainer trains what is complete
     last_event: Mapped[int]
     last_message: Mapped[int]  # of the outbox
     last_draw: Mapped[int]  # groups ever asked for

@@ -52,6 +52,9 @@ class Objects(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]: ...
 
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """What `list` gives, each with its bytes, by looking at no object itself."""
+
     def delete(self, key: str) -> None: ...
 
 

@@ -93,6 +93,11 @@ class DirectoryObjects:
             keys.check(folder)
         yield from self._walk(self.root / folder, f"{folder}/" if folder else "", begin)
 
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        for key in self.list(prefix):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted since it was listed
+                yield key, self._path(key).stat().st_size
+
     def delete(self, key: str) -> None:
         """Deleting what is not there is no error."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -153,10 +153,13 @@ class S3Objects:
         return Ref(key=key, size=int(metadata["content-length"]), checksum=metadata.get(PREFIX + CHECKSUM, ""))
 
     def list(self, prefix: str) -> Iterator[str]:
+        return (key for key, _ in self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._answers():
             for found in self._client.list_objects(self._bucket, prefix=prefix, recursive=True):
                 if found.object_name:
-                    yield found.object_name
+                    yield found.object_name, found.size or 0
 
     def delete(self, key: str) -> None:
         """Deleting what is not there is no error."""

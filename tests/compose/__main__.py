@@ -150,8 +150,7 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         + f"; groups {report['groups']}; attempts {report['attempts']}"
     )
     say(f"after: {measure(run, options)}")
-    quiet = check.QUIET if containers("kafka-exporter") else check.QUIET | check.WITHOUT_EXPORTER
-    wrong = check.findings(check.survey(PROMETHEUS, time.time() - wall + 60), quiet)
+    wrong = check.findings(check.survey(PROMETHEUS, time.time() - wall + 60), check.QUIET)
     for line in (*wrong, *check.unhealthy_rules(PROMETHEUS)):
         say(line)
     return bool(report["sound"]) and not wrong

@@ -95,6 +95,7 @@ def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engin
             "UPDATE groups SET versions = '[3, 5]'",
             "ALTER TABLE groups RENAME COLUMN versions TO oldest_versions",
             "ALTER TABLE attempts DROP COLUMN newest_version",
+            "ALTER TABLE runs DROP COLUMN drain",
             "UPDATE alembic_version SET version_num = '0001'",
         ):
             connection.execute(text(statement))
@@ -105,6 +106,7 @@ def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engin
     with engine.begin() as connection:
         assert connection.execute(select(T["groups"].c.versions)).scalars().all() == [[3, 5]]
         assert connection.execute(select(T["attempts"].c.newest_version)).scalars().all() == [None]
+        assert connection.execute(select(T["runs"].c.drain)).scalars().all() == [True]
 
 
 def test_a_ledger_without_guards_gets_them_and_keeps_its_rows(engine: Engine) -> None:
@@ -112,6 +114,7 @@ def test_a_ledger_without_guards_gets_them_and_keeps_its_rows(engine: Engine) ->
     put(engine, events=EVENT, trained=FACT, verdicts=VERDICT)
     unguarded(engine)
     with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE runs DROP COLUMN drain"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
         connection.execute(text("UPDATE trained SET reported_age = 3"))  # nothing refuses it yet
     ledger.upgrade(engine)

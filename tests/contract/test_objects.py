@@ -113,6 +113,28 @@ def test_list_gives_the_keys_under_a_prefix_in_order(objects, prefix):
     assert list(objects.list(f"{prefix}/a/")) == [f"{prefix}/a/2/x"]
 
 
+def test_sizes_are_those_of_what_is_listed(objects, prefix):
+    sizes = {"b": 0, "a/1": 1, "a/2/ü x": 70_000, "a-1": 3, "ab/3": 9_000_000}
+    for name, size in sizes.items():
+        objects.put(f"{prefix}/{name}", b"x" * size)
+    for within in (f"{prefix}/", f"{prefix}/a/", f"{prefix}/a", f"{prefix}/none/"):
+        found = list(objects.sizes(within))
+        assert [key for key, _ in found] == list(objects.list(within))
+        assert {key.removeprefix(f"{prefix}/"): size for key, size in found}.items() <= sizes.items()
+    objects.delete(f"{prefix}/ab/3")
+    assert sum(size for _, size in objects.sizes(f"{prefix}/")) == 70_004
+
+
+def test_what_is_deleted_while_a_directory_is_listed_is_passed_over(tmp_path):
+    objects = DirectoryObjects(tmp_path / "o")
+    for name in "abc":
+        objects.put(f"x/{name}", b"1")
+    listing = objects.sizes("x/")
+    assert next(listing) == ("x/a", 1)
+    objects.delete("x/b")
+    assert list(listing) == [("x/c", 1)]
+
+
 BAD_KEYS = ["", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", ".", "a/./b", "a\\b", "a\x00b", "a\nb", ".tmp/x"]
 
 

@@ -50,6 +50,7 @@ KEYS = {  # one of every kind that lies in the store, and some that nobody has
     "public": "packs/own-pack/rl.public.jsonl.zst",
     "hidden": "packs/own-pack/rl.hidden.jsonl.zst",
     "config": f"runs/{RUN}/config.json",
+    "later config": f"runs/{RUN}/config-0123456789ab.json",
     "surprise": f"runs/{RUN}/surprise.json",
     "base": f"runs/{RUN}/base/model.safetensors",
     "imported": "checkpoints/small/checkpoint.json",
@@ -159,7 +160,7 @@ def test_who_may_not_read_a_topic_hears_nothing_of_it(made: World) -> None:
     assert asyncio.run(heard(made.keys["inference"]["ETUDE_BUS"])) == 0
 
 
-@pytest.mark.parametrize("who", ["console", "cli", "exporter", "dlq"])
+@pytest.mark.parametrize("who", ["console", "cli", "scaler", "dlq"])
 def test_who_counts_is_answered(made: World, who: str) -> None:
     async def count() -> None:
         bus = connect(made.keys[who]["ETUDE_BUS"], client="test")
@@ -284,6 +285,9 @@ def test_each_key_opens_its_objects_and_no_other(filled: tuple[World, Bucket, Mi
         ("console", "read", "hidden"),
         ("console", "write", "config"),
         ("scheduler", "write", "policy"),
+        ("scheduler", "read", "trajectory"),
+        ("scheduler", "delete", "checkpoint"),
+        ("scheduler", "delete", "base"),
     ],
 )
 def test_what_must_not_be_is_refused(filled: tuple[World, Bucket, Minio], who: str, cannot: str, what: str) -> None:
@@ -292,6 +296,7 @@ def test_what_must_not_be_is_refused(filled: tuple[World, Bucket, Minio], who: s
     attempts: dict[str, Callable[[], object]] = {
         "read": lambda: own.get_object(bucket.name, KEYS[what]),
         "write": lambda: put(own, bucket, KEYS[what]),
+        "delete": lambda: own.remove_object(bucket.name, KEYS[what]),
     }
     assert not allowed(attempts[cannot])
 

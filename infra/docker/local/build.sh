@@ -7,7 +7,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 cache=$HOME/.cache/etude/images
 export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} # the classic builder needs no plugin
-exporter=github.com/danielqsj/kafka_exporter@v1.9.0
 
 need() {
   for tool in "$@"; do
@@ -19,7 +18,7 @@ image() { # image NAME [FILE …]: etude-local/NAME from the folder of that name
   local name=$1 context=$cache/context/$1
   rm -rf "$context" && mkdir -p "$context" && cp -r "$here/$name/." "$context"
   [ $# -eq 1 ] || cp -r "${@:2}" "$context"
-  docker build -q -t "etude-local/${name/python/python:3.11}" "$context" >/dev/null
+  docker build -q -t "etude-local/$name" "$context" >/dev/null
   rm -rf "$context"
   echo "image etude-local/$name"
 }
@@ -36,9 +35,6 @@ tools() { # docker compose as a plugin; the servers that are Go programs
   fi
   install -D "$cache/docker-compose-$version" "${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins/docker-compose"
   minio >/dev/null
-  # Not every proxy of Go modules has it. The platform runs without: Kafka's lag is missing in Grafana then.
-  [ -x "$cache/kafka_exporter" ] || GOBIN="$cache" CGO_ENABLED=0 go install -trimpath -ldflags "-s -w" "$exporter" ||
-    echo "left out: kafka-exporter ($exporter is not to be had here)" >&2
 }
 minio() { # the path of the program, which the servers of the tests share
   (cd "$root" && python3 -c 'import sys; from infra.servers.minio import Minio; sys.stdout, out = sys.stderr, sys.stdout
@@ -48,7 +44,9 @@ base() {
   need debootstrap
   have etude-local/debian:bookworm || "$here/mkbase.sh" bookworm etude-local/debian:bookworm
   have etude-local/debian:trixie || "$here/mkbase.sh" trixie etude-local/debian:trixie # PostgreSQL 17 is in trixie
-  image python
+  docker build -q --target slim -t etude-local/python:3.11-slim "$here/python" >/dev/null
+  docker build -q -t etude-local/python:3.11 "$here/python" >/dev/null
+  echo "image etude-local/python:3.11, and the same without what builds"
 }
 servers() {
   need mvn
@@ -63,7 +61,6 @@ servers() {
   mkdir -p "$cache/minio" && cp -u "$path" "$cache/minio/minio"
   image kafka "$jars/libs"
   image minio "$cache/minio/minio"
-  [ ! -x "$cache/kafka_exporter" ] || image kafka-exporter "$cache/kafka_exporter"
   for name in postgres redis prometheus; do image "$name"; done
 }
 etude() {

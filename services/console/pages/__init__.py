@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.resources
 from collections.abc import AsyncIterator
 
@@ -11,6 +13,7 @@ from aiohttp import web
 from services.console import site
 from services.console.board import Board
 from services.console.config import ConsoleSettings
+from services.console.lag import Lags
 from services.console.library import Library
 from services.console.pages.actions import act
 from services.console.pages.attempts import attempt_page, attempts_page
@@ -29,8 +32,17 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
     app = web.Application(middlewares=[site.guard], client_max_size=FORM_BYTES)
     app[site.BOARD], app[site.LIBRARY], app[site.SETTINGS], app[site.ACCESS] = board, library, settings, access
     app[site.TEMPLATES] = site.templates()
-    app[site.WATCHER] = Watcher(settings.state, lambda: access.bus)
-    app.cleanup_ctx.append(_http)
+    lags = Lags(lambda: access.bus)
+    app[site.WATCHER] = Watcher(settings.state, lags)
+
+    async def watching(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(lags.watch())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    app.cleanup_ctx.extend((_http, watching))
     app.add_routes(
         [
             web.get("/", overview),

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from services.console.flow import SERVICES, WAYS, Flow, Snapshot, flow
+from services.console.lag import Lags
 from services.console.measures import WANTED, read, total
 from services.console.neighbours import Neighbour, Wait
 from services.console.picture import LINES, PLACES, draw, since
@@ -132,7 +134,32 @@ def test_the_overview_shows_what_lies_on_the_bus_and_refreshes_with_it(world, tm
             _, _, page = await there.get("/")
             assert "rollouts.requested" in page.text
             assert "7 waiting" in page.text
+            async with there.http.get(there.url + "/metrics") as answer:
+                assert 'etude_bus_lag_messages{group="rollout",topic="rollouts.requested"} 7.0' in await answer.text()
             assert next(a for tag, a in page.elements if tag == "svg")["role"] == "img"
             assert not any("style" in found for _, found in page.elements)
+
+    asyncio.run(scenario())
+
+
+def test_a_bus_that_does_not_say_leaves_no_old_count_behind():
+    class Silent:
+        answers = True
+
+        async def lag(self, topics, group):
+            if not self.answers:
+                raise OSError("away")
+            return {topic.name: 3 for topic in topics}
+
+    async def scenario():
+        bus, of = Silent(), {"group": "reward", "topic": "rollouts.finished"}
+        lags = Lags(lambda: bus)
+        await lags.look()
+        assert lags.known["rollouts.finished", "reward"] == 3
+        assert REGISTRY.get_sample_value("etude_bus_lag_messages", of) == 3
+        bus.answers = False
+        await lags.look()
+        assert lags.known == {}
+        assert REGISTRY.get_sample_value("etude_bus_lag_messages", of) is None
 
     asyncio.run(scenario())

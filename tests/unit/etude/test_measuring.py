@@ -180,3 +180,39 @@ def test_a_run_without_held_out_problems_is_told_as_such(tmp_path: Path) -> None
             assert (done.exit_code, "without held-out problems" in " ".join(done.output.split())) == (1, True)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("solved", "words", "told"),
+    [
+        ({1: [2, 2, 2], 2: [2, 1, 0]}, [], "version 1 beside version 2: +50.0 points ["),
+        ({1: [2, 1, 0], 2: [2, 1, 1]}, ["--within", "20"], "version 1 beside version 2: -16.7 points ["),
+        ({1: [2, 1, 0], 2: [2, 2, 2]}, [], ""),
+    ],
+)
+def test_with_a_canary_all_go_back_only_where_the_version_is_measured_to_be_no_worse(
+    tmp_path: Path, solved: dict[int, list[int]], words: list[str], told: str
+) -> None:
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here, evaluator(here, solved) as asked:
+            await start_with_held_out(here)
+            await here.publish(0, 1, 2)
+            await here.say(t.POLICIES_APPLIED, served(A, 2))
+
+            back = ["rollback", "--to", "1", "--canary", "--samples", "2", "--reason", "it fell", *words]
+            alone = await here.etude(*back)  # the engine that serves all stays with version 2
+            assert (alone.exit_code, "start an engine for evaluations" in " ".join(alone.stderr.split())) == (1, True)
+
+            await here.say(t.POLICIES_APPLIED, served(A, 0, "evaluation", on_request=True))
+            async with here.trainer(lambda: here.publish(1, incarnation=1, first=3)):
+                done = await here.etude(*back)
+            assert [request.serial for request in asked] == [2, 1]
+            rollbacks = [word for word in await here.said() if word.action == "rollback"]
+            if told:
+                assert (done.exit_code, "goes on from there: version 3." in done.stderr) == (0, True), done.output
+                assert [word.reason.startswith(f"it fell; {told}") for word in rollbacks] == [True]
+            else:
+                assert (done.exit_code, "Nobody was told to go back" in done.stderr) == (1, True), done.output
+                assert rollbacks == []
+
+    asyncio.run(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,22 @@ class Folder:
                 run=A, serial=serial, incarnation=incarnation, step=step, parent=-1, manifest=REF
             )
             await self.say(t.POLICIES_PUBLISHED, version)
+
+    @contextlib.asynccontextmanager
+    async def trainer(self, answer: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """One that hears when a run shall go back."""
+
+        async def hear() -> None:
+            async for delivery in self.bus.deliveries([t.RUNS_CONTROL], None, 8):
+                if delivery.message.action == "rollback":
+                    await answer()
+                delivery.done()
+
+        hearing = asyncio.create_task(hear())
+        try:
+            yield
+        finally:
+            hearing.cancel()
 
     async def said(self, run: str = A) -> list[m.RunControl]:
         """What persons have said to a run so far, but for its start."""
@@ -201,15 +217,8 @@ def test_a_rollback_returns_when_the_trainer_has_published_the_version_again(tmp
             await here.start(A)
             await here.publish(0, 1, 2, 3)
 
-            async def trainer() -> None:
-                async for delivery in here.bus.deliveries([t.RUNS_CONTROL], None, 8):
-                    if delivery.message.action == "rollback":
-                        await here.publish(2, incarnation=1, first=4)
-                    delivery.done()
-
-            obeying = asyncio.create_task(trainer())
-            done = await here.etude("rollback", "--to", "2", "--reason", "it fell")
-            obeying.cancel()
+            async with here.trainer(lambda: here.publish(2, incarnation=1, first=4)):
+                done = await here.etude("rollback", "--to", "2", "--reason", "it fell")
             assert (done.exit_code, f"{A} is running, and goes on from there: version 4." in done.stdout) == (0, True)
             (word,) = await here.said()
             assert (word.action, word.serial, word.reason, len(word.id)) == ("rollback", 2, "it fell", 16)
@@ -225,17 +234,10 @@ def test_a_rollback_that_the_trainer_refuses_or_does_not_hear_ends_with_what_it_
             await here.start(A)
             await here.publish(0, 1)
 
-            async def trainer() -> None:
-                async for delivery in here.bus.deliveries([t.RUNS_CONTROL], None, 8):
-                    if delivery.message.action == "rollback":
-                        what = "the run does not go back: version 1: gone"
-                        alert = m.Alert(run=A, name="rollback_refused", severity="critical", what=what)
-                        await here.say(t.ALERTS, alert)
-                    delivery.done()
-
-            refusing = asyncio.create_task(trainer())
-            refused = await here.etude("rollback", A, "--to", "1")
-            refusing.cancel()
+            what = "the run does not go back: version 1: gone"
+            alert = m.Alert(run=A, name="rollback_refused", severity="critical", what=what)
+            async with here.trainer(lambda: here.say(t.ALERTS, alert)):
+                refused = await here.etude("rollback", A, "--to", "1")
             monkeypatch.setattr(acting, "BACK_WITHIN_S", 0.5)
             unheard, unpublished = await here.etude("rollback", "--to", "1"), await here.etude("rollback", "--to", "7")
             for done, text in (

@@ -18,6 +18,7 @@ from etude import access, object_rules, topic_rules, topics
 from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES as PROCESSES
 from etude.topic_rules import Rule, compare, declared
+from services.console.flow import WAYS
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts import ids
 from shared.contracts import topics as declaration
@@ -63,9 +64,21 @@ def of(one: Access) -> set[str]:
     return {topic.name for topic in (*one.writes, *one.hears, *one.taken, *counted)}
 
 
-@pytest.mark.parametrize("who", [who for who in SERVICES if who != "grader"])  # it lies in the same room as reward
+# The grader lies in the same room as reward. The console's code counts what others take, by their declarations.
+@pytest.mark.parametrize("who", [who for who in SERVICES if who not in ("grader", "console")])
 def test_a_service_is_allowed_the_topics_that_its_code_names(who: str) -> None:
     assert named(ROOT / "services" / who) == of(ACCESS[who])
+
+
+def test_the_console_is_allowed_to_use_what_its_code_names_and_to_count_what_every_service_takes() -> None:
+    own = ACCESS["console"]
+    assert named(ROOT / "services" / "console") == of(Access(writes=own.writes, hears=own.hears)) | {
+        way.what for way in WAYS if way.what in TOPICS
+    }
+    taken = {(group, topic) for one in SERVICES.values() for group, of_it in one.takes.items() for topic in of_it}
+    counted = {(group, topic) for group, topics in own.counts.items() for topic in topics}
+    assert counted == {(group, topic) for group, topic in taken if not group.endswith(".")}
+    assert {(way.what, way.group) for way in WAYS if way.group} <= {(t.name, group) for group, t in counted}
 
 
 def test_commands_are_allowed_the_topics_that_their_code_names() -> None:

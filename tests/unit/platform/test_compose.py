@@ -255,11 +255,12 @@ def test_without_an_image_registry_every_image_has_a_recipe_of_its_own():
     local = ROOT / "infra" / "docker" / "local"
     override = yaml.safe_load((local / "compose.yml").read_text())["services"]
     assert override.keys() == ALL.keys()
-    # What cannot be built everywhere stays out of `up` until its profile is asked for.
-    assert {name for name, service in override.items() if "profiles" in service} == {"grafana", "kafka-exporter"}
+    # What cannot be built stays out of `up` until its profile is asked for.
+    assert {name for name, service in override.items() if "profiles" in service} == {"grafana"}
     for name, service in override.items():
         if name in OURS:
-            assert service["build"]["args"]["PYTHON"] == "etude-local/python:3.11"
+            there = service["build"]["args"]
+            assert (there["PYTHON"], there["RUNTIME"]) == ("etude-local/python:3.11", "etude-local/python:3.11-slim")
         elif name != "grafana":  # nobody packages it
             assert (local / service["image"].removeprefix("etude-local/") / "Dockerfile").exists()
 

@@ -350,6 +350,25 @@ def test_without_being_named_an_alert_pauses_nothing(room: Room) -> None:
     assert room.ws.head.state == "running"
 
 
+def test_above_its_quota_a_run_pauses_without_naming_the_alert_and_goes_on_with_another_quota(room: Room) -> None:
+    room.tell(alert("quota_exceeded"))
+    assert room.ws.head.state == "paused"
+    (pause,) = [said for said in room.said if isinstance(said, m.RunControl)]
+    assert (pause.action, pause.drain, pause.by) == ("pause", False, "scheduler")
+    room.run_config = config(quota_gb=-1.0)
+    room.tell(m.RunControl(run=RUN, action="reconfigure", config=REF))
+    assert room.ws.config.schedule.quota_gb == 0.0
+    (objection,) = [said for said in room.said if isinstance(said, m.Alert)]
+    assert objection.examples == ["schedule.quota_gb: found -1.0; allowed: 0 (no quota) or more"]
+    room.run_config = config(quota_gb=20.0)
+    room.tell(m.RunControl(run=RUN, action="reconfigure", config=REF))
+    assert (room.ws.head.state, room.ws.config.schedule.quota_gb) == ("paused", 20.0)
+    answer = [said for said in room.said if isinstance(said, m.RunControl)][-1]
+    assert (answer.action, answer.drain, answer.config) == ("pause", False, REF)  # the trainer still holds
+    room.tell(m.RunControl(run=RUN, action="resume", by="alice"))
+    assert room.ws.head.state == "running"
+
+
 def test_an_impossible_configuration_ends_the_run_with_the_reason(engine: Engine) -> None:
     room = Room(engine, config(group_min=9))
     room.tell(m.RunControl(run=RUN, action="start", config=REF))

@@ -118,3 +118,7 @@ def test_an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed(
         "schedule.group_min: found 5; allowed: 2 to group_size (4)"
     ]
     assert len(objections(config(group_size=1, max_staleness=-1, minutes=-2))) == 4
+    assert objections(config(keep_versions=-1, quota_gb=float("nan"))) == [
+        "schedule.keep_versions: found -1; allowed: 0 (all stay) or more",
+        "schedule.quota_gb: found nan; allowed: 0 (no quota) or more",
+    ]

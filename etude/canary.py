@@ -1,0 +1,85 @@
+"""`etude rollback --canary`: one engine first, measured, then all.
+
+An engine of the evaluation pool goes to both versions, one after the other: the one to go back to, and the newest. The others
+hear nothing until it is known that the first solves no fewer of the run's held-out problems, or not many.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from etude.acting import Refused, act, fitting, require_listeners
+from etude.demo.report import paired
+from etude.demo.watch import say
+from etude.measuring import Evaluated, done, evaluate
+from etude.standing import HEARD, Listener
+from shared import bus as buses
+from shared import objects as stores
+from shared.objects import Objects
+from shared.settings import ServiceSettings
+
+
+class Trial(NamedTuple):
+    """`within`: so many points fewer are borne."""
+
+    problems: int
+    samples: int
+    within: float
+
+
+def verdict(there: dict[str, Any], newest: dict[str, Any], trial: Trial) -> tuple[bool, str]:
+    """Whether all may follow, and the figures in words. Both are reports of an evaluation."""
+    gain = paired(newest, there, "solved")
+    low, high = (100 * end for end in gain["ci95"])
+    points = 100 * gain["mean"]
+    said = f"{points:+.1f} points [{low:+.1f}, {high:+.1f}] on {gain['problems']} problems"
+    return points >= -trial.within, said
+
+
+async def go_back(
+    settings: ServiceSettings, run: str, version: int, reason: str, trial: Trial, console: Console
+) -> None:
+    """Raises Refused, also where the version is too much worse; Stalled, NoVerdict, BusUnavailable."""
+    name = await _fitting(settings, run, version)
+    newest = await _measured(settings, name, None, trial, console)
+    there = await _measured(settings, name, version, trial, console)
+    objects = stores.connect(settings.objects_url)
+    held, said = verdict(_report(objects, there), _report(objects, newest), trial)
+    beside = f"version {version} beside version {newest.serial}: {said}"
+    if not held:
+        raise Refused(
+            f"{beside}; --within bears {trial.within:g} fewer. Nobody was told to go back; without --canary all do"
+        )
+    say(console, name, beside)
+    why = f"{reason}; {beside}" if reason else beside
+    await act(settings, "rollback", name, lambda text: say(console, name, text), reason=why, version=version)
+
+
+async def _fitting(settings: ServiceSettings, run: str, version: int) -> str:
+    """The run's name. Refused before anything is measured is what would be refused after it."""
+    require_listeners(settings)
+    bus = buses.connect(settings.bus_url, client="etude-canary")
+    try:
+        async with Listener(bus, HEARD) as listener:
+            return fitting(listener.standings, run, "rollback", version).run
+    finally:
+        await bus.close()
+
+
+async def _measured(
+    settings: ServiceSettings, run: str, version: int | None, trial: Trial, console: Console
+) -> Evaluated:
+    return await evaluate(settings, run, version, problems=trial.problems, samples=trial.samples, console=console)
+
+
+def _report(objects: Objects, found: Evaluated) -> dict[str, Any]:
+    return json.loads(objects.get(found.ended[found.name].report))
+
+
+def run(settings: ServiceSettings, name: str, version: int, reason: str, trial: Trial) -> int:
+    """Returns the exit code, as `measuring.done`."""
+    console = Console(stderr=True)
+    return done(go_back(settings, name, version, reason, trial, console), console)[1]

@@ -1,0 +1,140 @@
+"""`etude reconfigure`: what may still change of a run that goes on.
+
+Invariants
+- Only what every service takes up in the middle of a run is changed; the trainer holds to what the run was started with.
+- A configuration is stored under its own checksum, before the word that names it, beside those before it: nothing of a run is
+  overwritten.
+- It returns when the scheduler has said that the new configuration holds, or why not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from etude.acting import Refused, Say, anew, answered, author, chosen, require_listeners, shortened, tell
+from etude.demo import changes
+from etude.flat import flat
+from etude.standing import HEARD, Listener, Standing
+from shared import bus as buses
+from shared import objects as stores
+from shared.contracts.messages import Alert, RunControl
+from shared.contracts.run import Ref, RunConfig
+from shared.contracts.topics import ALERTS
+from shared.ledger.transitions import RunState
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.settings import ServiceSettings
+
+BUDGET = ("schedule.max_steps", "schedule.minutes")
+FREE = (
+    *BUDGET,
+    "schedule.group_min",
+    "schedule.hardness_sampling",
+    "schedule.keep_versions",
+    "schedule.lease_s",
+    "schedule.pause_on",
+    "schedule.quota_gb",
+    "schedule.replacements",
+)
+
+
+def differing(old: RunConfig, new: RunConfig) -> list[str]:
+    """Dotted names of the fields that are not alike."""
+    a, b = _flat(old), _flat(new)
+    return [name for name in a | b if a.get(name) != b.get(name)]
+
+
+def objection(old: RunConfig, new: RunConfig) -> str:
+    """Why a run that was configured as `old` cannot go on as `new`; empty: it can."""
+    changed = differing(old, new)
+    if not changed:
+        return "nothing of it differs from what the run has"
+    for name in changed:
+        if name not in FREE:
+            return f"{name} is fixed for the life of a run; what may change: {', '.join(FREE)}"
+    limited = old.schedule.max_steps or old.schedule.minutes
+    if old.train.cooldown and limited and (bound := [name for name in changed if name in BUDGET]):
+        return (
+            f"{bound[0]}: train.cooldown is {old.train.cooldown:g}: the learning rates fall with the share of the budget that is "
+            "spent, and another budget would make them jump"
+        )
+    return ""
+
+
+async def reconfigure(settings: ServiceSettings, run: str, file: Path, say: Say, *, reason: str = "") -> None:
+    """Raises Refused, BadChange, BusUnavailable."""
+    wanted = changes.read(file)
+    require_listeners(settings)
+    bus, objects = buses.connect(settings.bus_url, client="etude-runs"), stores.connect(settings.objects_url)
+    try:
+        async with Listener(bus, (*HEARD, ALERTS)) as listener:
+            standing = chosen(listener.standings, run)
+            if standing.state is RunState.finished:
+                raise Refused(f"{standing.run} is finished. {anew(standing.run)}")
+            if standing.state is RunState.stopping:
+                raise Refused(
+                    f"{standing.run} is stopping, whatever its configuration: `etude resume {standing.run}` first"
+                )
+            old = _read(objects, standing.configs[-1])
+            new = changes.apply(old, wanted, file)
+            if why := objection(old, new):
+                raise Refused(f"--config {file}: {why}")
+            data = msgspec.json.encode(new)
+            try:
+                config = objects.put(f"runs/{standing.run}/config-{xxhash.xxh3_128_hexdigest(data)[:12]}.json", data)
+            except OSError as error:
+                raise Refused(f"the new configuration cannot be stored, and nothing was said: {error}") from None
+            word = RunControl(
+                run=standing.run,
+                action="reconfigure",
+                config=config,
+                reason=shortened(reason),
+                by=author("etude reconfigure"),
+            )
+            known = len(standing.configs)
+            await tell(bus, word)
+            await _taken(listener, standing, word, known, settings)
+            before, now = _flat(old), _flat(new)
+            told = (f"{name} {_shown(before.get(name))} -> {_shown(now.get(name))}" for name in differing(old, new))
+            say(f"{standing.run} is {standing.state}, and goes on with {', '.join(told)}.")
+    finally:
+        await bus.close()
+
+
+def _read(objects: Objects, ref: Ref) -> RunConfig:
+    try:
+        return msgspec.json.decode(objects.get(ref), type=RunConfig)
+    except (OSError, ObjectMissing, ObjectDamaged) as error:
+        raise Refused(f"what the run is configured with cannot be read: {ref.key}: {error}") from None
+
+
+def _flat(config: RunConfig) -> dict[str, str | int | float | bool]:
+    return flat(msgspec.to_builtins(config))
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+async def _taken(listener: Listener, run: Standing, word: RunControl, known: int, settings: ServiceSettings) -> None:
+    """Until the scheduler has said that its configuration holds. `known`: configurations before it. Raises Refused."""
+    config = word.config
+    assert config is not None
+
+    def refused() -> Alert | None:
+        said = (new for new in listener.said if isinstance(new, Alert) and new.run == run.run)
+        return next((new for new in said if new.name == "configuration" and config.key in new.what), None)
+
+    await answered(listener, word, lambda: config in run.configs[known:] or refused() is not None, settings)
+    if run.configs[-1] == config:
+        return
+    if config in run.configs[known:]:
+        raise Refused(
+            f"{run.run}: somebody reconfigured it at the same time, and {run.configs[-1].key} holds; say it again"
+        )
+    alert = refused()
+    assert alert is not None
+    raise Refused(f"{run.run} goes on as it was. {alert.what}: {'; '.join(alert.examples)}")
