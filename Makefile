@@ -7,7 +7,7 @@ PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
 
-.PHONY: help setup docs demo test lint format types ci nightly servers servers-down sglang chaos chart images rehearse reference base pack corpus \
+.PHONY: help setup docs demo test lint format types ci nightly servers servers-down sglang chaos chart images images-local rehearse reference base pack corpus \
         bench lock clean
 
 help:            ## this list
@@ -56,7 +56,7 @@ nightly: ci bench chart  ## long kills, soaks, full benchmarks
 chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
 	@$(BIN)/python -m infra.helm.check
 
-images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
+images images-local: ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
 	@infra/docker/local/build.sh
 
 rehearse: setup  ## a run in docker compose: scaled, every container killed, audited, dashboards asked; REHEARSE="--kill none"

@@ -1,10 +1,12 @@
-"""`python -m tests.compose [--steps 20] [--kill all] [--scale rollout=2] [--problems 100] [--down]`
+"""`python -m tests.compose [--steps 20] [--kill all] [--roll all] [--scale rollout=2] [--problems 100] [--down]`
 
 A run in docker compose on this machine: everything is started and must become healthy, `demo` starts a run, its policy is
 measured, replicas are added, every container that is named is killed (kill -9 of its first process: the engine must start it
-again), the run must end, its ledger is audited, its last version is measured, and Prometheus is asked every expression of the
-dashboards. One line per event with its time; exit code 0 only if all of that held. (Whether the policy got better is told, not
-judged: kills and few steps are no practice.) Needs the images (`docker compose build` or `make images`) and `.env`.
+again), each service is restarted container by container (it must drain: end by itself with exit code 0), the whole platform
+goes down and comes up again, the run must go on and end, its ledger is audited, its last version is measured, and Prometheus is
+asked every expression of the dashboards. One line per event with its time; exit code 0 only if all of that held. (Whether the
+policy got better is told, not judged: strikes and few steps are no practice.) Needs the images (`docker compose build` or
+`make images`) and `.env`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,10 @@ def audit(run: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def over(run: str) -> bool:
+    return bool(audit(run)["state"] == "finished")
+
+
 def measure(run: str, options: argparse.Namespace) -> str:
     """The newest version on the held-out problems: the last row of the table."""
     command = f"etude measure {run} --problems {options.problems} --samples 4"
@@ -87,7 +94,8 @@ def until(there: Callable[[], bool], what: str, within_s: float) -> float:
     raise Failed(f"{what}: not within {within_s:.0f} s")
 
 
-def healthy(container: str, since: int) -> bool:
+def healthy(container: str, since: int = -1) -> bool:
+    """`since`: restarts by the engine that do not count."""
     found = state(container)
     return found["State"].get("Health", {}).get("Status") == "healthy" and found["RestartCount"] > since
 
@@ -103,20 +111,50 @@ def kill(service: str) -> float:
     return until(lambda: healthy(container, before["RestartCount"]), f"{service} back and healthy", BACK_WITHIN_S)
 
 
+def roll(service: str) -> float:
+    """Stops and starts its containers, one after the other. Seconds until the last is healthy again. Raises Failed, also where
+    one had to be killed."""
+    began = time.monotonic()
+    for container in containers(service):
+        docker("stop", container)  # SIGTERM, and after its stop_grace_period SIGKILL
+        if code := state(container)["State"]["ExitCode"]:
+            raise Failed(f"{service} did not drain: exit code {code}\n{docker('logs', '--tail', '20', container)}")
+        docker("start", container)
+        until(partial(healthy, container), f"{service} back and healthy", BACK_WITHIN_S)
+    return time.monotonic() - began
+
+
+def again(scale: str) -> float:
+    """`docker compose down && docker compose up`: seconds until all are healthy again."""
+    began = time.monotonic()
+    docker("compose", "down")
+    replicas = [word for pair in scale.split(",") if pair for word in ("--scale", pair)]
+    docker("compose", "up", "-d", "--wait", "--wait-timeout", str(UP_WITHIN_S), *replicas)
+    return time.monotonic() - began
+
+
+def named(option: str, given: str, known: tuple[str, ...], parser: argparse.ArgumentParser) -> tuple[str, ...]:
+    """What `all`, `none` or names with commas between them stand for."""
+    chosen = {"all": known, "none": ()}.get(given, tuple(given.split(",")))
+    if unknown := set(chosen) - set(known):
+        parser.error(f"{option}: found {sorted(unknown)[0]!r}; allowed: {', '.join(known)}, all, none")
+    return chosen
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description="A run in docker compose, rehearsed.")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=20.0, help="the run's own end by time")
     parser.add_argument("--kill", default="all", help=f"by commas, of {', '.join((*OURS, *SERVERS))}; all; none")
+    parser.add_argument("--roll", default="all", help=f"to restart, by commas, of {', '.join(OURS)}; all; none")
+    parser.add_argument("--stay", action="store_true", help="no `docker compose down && up` in between")
     parser.add_argument("--scale", default="rollout=2,grader=2", help="by commas; empty: none")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds to the first step, and to the run's end")
     parser.add_argument("--problems", type=int, default=100, help="held-out problems, before and after")
     parser.add_argument("--down", action="store_true", help="`docker compose down` at the end; volumes are kept")
     options = parser.parse_args()
-    named = {"all": (*OURS, *SERVERS), "none": ()}.get(options.kill, tuple(options.kill.split(",")))
-    if unknown := set(named) - {*OURS, *SERVERS}:
-        parser.error(f"--kill: found {sorted(unknown)[0]!r}; allowed: {', '.join((*OURS, *SERVERS))}, all, none")
-    options.kill = named
+    options.kill = named("--kill", options.kill, (*OURS, *SERVERS), parser)
+    options.roll = named("--roll", options.roll, OURS, parser)
     return options
 
 
@@ -141,7 +179,16 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
     for service in options.kill:
         say(f"kill -9 {service}: healthy again after {kill(service):.0f} s, step {steps(run):.0f}")
         time.sleep(SETTLE_S)
-    until(lambda: audit(run)["state"] == "finished", f"the end of {run}", options.patience)
+    for service in options.roll:
+        say(f"restarted {service}: drained, healthy again after {roll(service):.0f} s, step {steps(run):.0f}")
+    if not options.stay:
+        before = steps(run)
+        say(f"down and up again: healthy after {again(options.scale):.0f} s, step {before:.0f}")
+        goes_on = until(
+            lambda: steps(run) > before or over(run), f"the run's next step after {before:.0f}", options.patience
+        )
+        say(f"the run went on after {goes_on:.0f} s more")
+    until(lambda: over(run), f"the end of {run}", options.patience)
     report = audit(run)
     say(f"finished after {time.time() - wall:.0f} s, version {steps(run):.0f}")
     keys = ("lost", "trained_twice", "staleness_violations", "other_violations", "oldest_age")

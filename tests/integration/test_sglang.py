@@ -243,27 +243,33 @@ def test_an_update_in_mid_generation_shows_in_the_version_spans_and_keeps_the_se
     before = max(p.versions)
     p.write_version(before + 1, before)
 
-    async def go() -> dict[str, Any]:
-        prompt = [5, 6, 7]
-        generating = asyncio.create_task(ask(served.url, "/generate", body_of(prompt, 240, extra_key=str(before))))
-        await asyncio.sleep(0.5)
+    async def go() -> list[dict[str, Any]]:
+        """Whenever the update comes, somebody is in mid-generation: three ask again and again, for different lengths."""
+        there = asyncio.Event()
+
+        async def asking(new: int) -> list[dict[str, Any]]:
+            answers = []
+            while not there.is_set():
+                status, answer = await ask(served.url, "/generate", body_of([5, 6, new], new, extra_key=str(before)))
+                assert status == 200
+                answers.append(answer["meta_info"])
+            return answers
+
+        askers = [asyncio.create_task(asking(new)) for new in (240, 200, 160)]
         await p.announce(before + 1, before)
         await p.applied(before + 1)
-        status, answer = await generating
-        assert status == 200
-        return answer
+        there.set()
+        return [meta for answers in await asyncio.gather(*askers) for meta in answers]
 
-    for _ in range(5):  # a fast machine may have ended before the update
-        meta = asyncio.run(asyncio.wait_for(go(), 600))["meta_info"]
-        spans = meta["weight_versions"]
-        if len(spans) > 1:
-            break
-        before += 1
-        p.write_version(before + 1, before)
-    assert [span["version"] for span in spans] == [str(before), str(before + 1)]
-    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 240)
-    assert meta["oldest_kv_version"] == before
-    assert meta["num_retractions"] == 0
+    metas = asyncio.run(asyncio.wait_for(go(), 600))
+    over = [meta for meta in metas if len(meta["weight_versions"]) > 1]
+    assert over
+    for meta in over:
+        first, second = meta["weight_versions"]
+        assert [first["version"], second["version"]] == [str(before), str(before + 1)]
+        assert (first["start"], first["end"], second["end"]) == (0, second["start"], meta["completion_tokens"])
+        assert meta["oldest_kv_version"] == before
+    assert all(meta["num_retractions"] == 0 for meta in metas)
 
 
 def test_a_new_session_never_hits_the_cache_of_another_version(served):
