@@ -27,10 +27,11 @@ from services.inference.attention import Chunk, StepAttention
 from services.inference.cache import SlotCache
 from services.inference.drafting import NO_ROWS, Computed, Drafter
 from services.inference.fused import FusedStep, supports
+from services.inference.gate import Gate
 from services.inference.request import Finish, Request, Result
 from services.inference.sampler import propose, sample, uniform
 from services.inference.sessions import Decoding, Record, nothing
-from services.inference.speculation import Draft, Gate, verify
+from services.inference.speculation import Draft, verify
 from shared.model import Transformer
 
 SHARE_AT_LEAST = 16  # tokens: waiting for another request's prefix pays from here
@@ -59,7 +60,7 @@ class Batch:
         self._prefilling: list[Request] = []
         self._decoding = Decoding()
         self._records: dict[Request, Record] = {}  # every request that has a row
-        self._gate = Gate() if gated else None
+        self._gate = Gate(1 + self.draft_tokens) if gated else None
         self._random = np.random.default_rng()
         fused = self.compiled(model)
         if fused is not None:

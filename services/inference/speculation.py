@@ -10,28 +10,18 @@ Where the trunk's token is fixed beforehand, by a seed or by temperature 0, that
 where it is equal. A seeded draft is drawn with the same uniform number as the trunk's token, so that two distributions which
 are alike mostly agree. A seed therefore gives the same tokens with drafts and without.
 
-Whether that pays depends on the machine, the model and how many sessions share a step, so `Gate` measures it.
+Whether that pays depends on the machine, the model and how many sessions share a step: `gate` measures it.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from services.inference.kernels.sampling import judge_drafts
 from services.inference.sampler import host, sample
-
-TRIAL = 32  # steps in which the other way is tried and counted
-HOPELESS = 8, 0.75  # after so many of them a trial ends that gives less than this share of the present way
-WARM = 12  # steps before them: drafts are poor until the MTP layer has keys of some tokens
-WINDOW = 64  # steps of the present way that it is compared with
-WAIT, MAX_WAIT = 256, 1 << 14  # steps between two trials; at least doubled whenever the present way wins
-LOSS = 0.01  # the share of all steps that a trial which failed may have cost before the next begins
-GAIN = 1.02  # by so much must the other way be faster to take over
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,72 +82,3 @@ def _judge(
     accepted, token = judge_drafts(logits_KV, temperature, drafts_K, draft.probabilities_KV, uniforms, room_V, chosen_K)
     new = draft.tokens[:accepted] if accepted == k else [*draft.tokens[:accepted], token]
     return accepted, new, chosen_K[: len(new)].tolist()
-
-
-@dataclass(slots=True)
-class _Size:
-    """Steps of one batch size. (seconds, tokens) of the present way and of a trial of the other one."""
-
-    drafting: bool = False
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    trial: list[tuple[float, float]] = field(default_factory=list)
-    trying: bool = False
-    wait: int = WAIT
-    steps: int = 0  # since the last trial
-
-
-class Gate:
-    """Says before every step whether drafts shall be made, by the number of sessions. Every so often the other way is tried for
-    a few steps and takes over if it gives more tokens a second; the longer the present way keeps winning, and the more a
-    trial cost, the later the next.
-
-    A step counts by the median of its seconds, so that one interruption decides nothing, and the mean of its tokens. Not
-    counted: steps that compute prompts, and what a change of ways costs the drafts after it (their keys begin anew)."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, _Size] = {}
-
-    def wants(self, sessions: int) -> bool:
-        size = self._size(sessions)
-        return size.drafting != size.trying
-
-    def observe(self, sessions: int, drafted: bool, seconds: float, tokens: int) -> None:
-        """One step that decoded `sessions` and nothing else, the same way at its beginning and its end."""
-        size = self._size(sessions)
-        if drafted != (size.drafting != size.trying):
-            return
-        if not size.trying:
-            size.recent.append((seconds, tokens))
-            size.steps += 1
-            size.trying = size.steps >= size.wait
-            return
-        size.trial.append((seconds, tokens))
-        counted = size.trial[WARM:]
-        enough, share = HOPELESS
-        present = _rate(size.recent)
-        if len(counted) < TRIAL and (len(counted) < enough or _rate(counted) >= share * present):
-            return
-        if _rate(counted) > GAIN * present:
-            size.drafting = not size.drafting
-            size.recent.clear()
-            size.recent.extend(counted)
-            size.wait = WAIT
-        else:
-            size.wait = min(max(2 * size.wait, int(_lost(size) / LOSS)), MAX_WAIT)
-        size.trial.clear()
-        size.trying, size.steps = False, 0
-
-    def _size(self, sessions: int) -> _Size:
-        return self._sizes.setdefault(sessions, _Size())
-
-
-def _lost(size: _Size) -> float:
-    """How many steps of the present way would have given in the trial's time what the trial did not."""
-    took, takes = (statistics.median(seconds for seconds, _ in steps) for steps in (size.trial, size.recent))
-    gives = statistics.fmean(tokens for _, tokens in size.recent)
-    return len(size.trial) * took / takes - sum(tokens for _, tokens in size.trial) / gives
-
-
-def _rate(steps: list[tuple[float, float]] | deque[tuple[float, float]]) -> float:
-    """Tokens a second."""
-    return statistics.fmean(tokens for _, tokens in steps) / statistics.median(seconds for seconds, _ in steps)

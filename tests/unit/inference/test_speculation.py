@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.inference.speculation import LOSS, MAX_WAIT, TRIAL, WARM, Draft, Gate, verify
+from services.inference.gate import Gate
+from services.inference.speculation import Draft, verify
 from shared.model import causal_rows
 from tests.unit.inference.test_engine_equals_model import (
     DEEPSEEK,
@@ -238,62 +239,3 @@ def test_a_model_without_an_mtp_layer_just_decodes(engine_of):
     asked = Asked(engine, np.arange(10), 10)
     check(model, asked, asked.result())
     assert asked.result().judged == 0
-
-
-def spend(
-    gate: Gate, steps: int, plain_s: float, drafted_s: float, accepted: float, sessions: int = 1, seed: int = 0
-) -> tuple[float, float]:
-    """(tokens, seconds) of so many steps as the gate wants them. A draft is accepted or not; now and then a step is interrupted."""
-    tokens = seconds = 0.0
-    lots = np.random.default_rng(seed).random((steps, sessions))
-    for step in range(1, steps + 1):
-        drafted = gate.wants(sessions)
-        took = drafted_s if drafted else plain_s
-        took *= 50 if step % 97 == 0 else 1
-        got = sessions + (int((lots[step - 1] < accepted).sum()) if drafted else 0)
-        gate.observe(sessions, drafted, took, got)
-        tokens, seconds = tokens + got, seconds + took
-    return tokens, seconds
-
-
-@settings(max_examples=20, deadline=None)
-@given(cost=st.floats(1.0, 4.0), accepted=st.floats(0.0, 1.0), sessions=st.sampled_from([1, 8]))
-def test_the_gate_costs_little_where_drafts_do_not_pay_and_takes_them_where_they_do(cost, accepted, sessions):
-    gate = Gate()
-    spend(gate, 4000, 1.0, cost, accepted, sessions)
-    tokens, seconds = spend(gate, 16_000, 1.0, cost, accepted, sessions, seed=1)
-    interrupted = sum(50 if step % 97 == 0 else 1 for step in range(1, 16_001))
-    best = max(1.0, (1 + accepted) / cost)
-    assert tokens / seconds >= 0.96 * best * 16_000 * sessions / interrupted
-
-
-@pytest.mark.parametrize("cost", [1.2, 2.0, 4.0])
-def test_after_a_trial_that_failed_the_gate_waits_until_its_loss_is_a_hundredth(cost):
-    gate, drafted, waited = Gate(), 0, 0
-    while not drafted or gate.wants(1):
-        drafted += gate.wants(1)
-        spend(gate, 1, 1.0, cost, 0.0)
-    while not gate.wants(1):
-        spend(gate, 1, 1.0, cost, 0.0)
-        waited += 1
-    assert waited >= min(drafted * (cost - 1) / LOSS, MAX_WAIT) - 1
-    assert cost < 1.5 or drafted < WARM + TRIAL  # a hopeless one ends early
-
-
-def test_the_gate_follows_a_change_and_knows_batch_sizes_apart():
-    gate = Gate()
-    spend(gate, 2000, 1.0, 1.1, 0.6)
-    spend(gate, 2000, 1.0, 2.0, 0.6, sessions=40)
-    assert drafted_share(gate, 1.1, 0.6) > 0.8
-    assert drafted_share(gate, 2.0, 0.6, sessions=40) < 0.2
-    spend(gate, 40_000, 1.0, 1.1, 0.0)  # the policy has moved away from its MTP layer
-    assert drafted_share(gate, 1.1, 0.0) < 0.2
-
-
-def drafted_share(gate: Gate, drafted_s: float, accepted: float, sessions: int = 1) -> float:
-    """Over the next 400 steps."""
-    drafted = 0
-    for seed in range(400):
-        drafted += gate.wants(sessions)
-        spend(gate, 1, 1.0, drafted_s, accepted, sessions, seed)
-    return drafted / 400
