@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.inference.sglang.settings import SglangSettings
 from shared.settings import ServiceSettings
@@ -38,8 +38,19 @@ class InferenceSettings(SglangSettings, ServiceSettings):
         description="Embedded engine: tokens that the model's MTP layer may propose per session and step, at batch sizes where "
         "that is measured to pay; 0: never, for on a CPU it does not pay for the demo's model (docs/results.md).",
     )
+    fp8: bool = Field(
+        False,
+        description="Embedded engine: round as an engine in FP8 does, in float32 arithmetic; slower, to see what FP8 does to a "
+        "policy. SGLang: sglang_quantization.",
+    )
     queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
     drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")
+
+    @model_validator(mode="after")
+    def _fp8_is_of_the_embedded_engine(self) -> InferenceSettings:
+        if self.fp8 and self.engine == "sglang":
+            raise ValueError("fp8: found true; allowed: false with engine 'sglang', whose FP8 is sglang_quantization")
+        return self
 
     @property
     def sglang_folder(self) -> Path:

@@ -12,8 +12,10 @@ from services.inference.checkpoint import context_of
 from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
 from services.inference.live import Facts, Live
+from services.inference.published import bits_of
 from services.inference.weights import LiveWeights
 from shared.model import load_checkpoint
+from shared.model.fp8 import round_inputs, round_weights
 from shared.telemetry import Health
 
 log = structlog.get_logger()
@@ -36,6 +38,10 @@ class Embedded:
 
     def _build(self, directory: Path) -> LiveWeights:
         s, model = self.settings, load_checkpoint(directory).eval().requires_grad_(False)
+        bits = bits_of(model)
+        if s.fp8:
+            round_weights(model)
+            round_inputs(model)
         engine = Engine(
             model,
             serial=0,
@@ -46,7 +52,7 @@ class Embedded:
             draft_tokens=s.draft_tokens,
         )
         engine.start()
-        return LiveWeights(engine)
+        return LiveWeights(engine, bits)
 
     def serve(self, live: Live) -> None:
         assert isinstance(live, LiveWeights)

@@ -10,7 +10,7 @@ Invariants:
   computes. Matrices lie transposed in memory (their shape stays), as the products read them.
 
 Grouped-query attention, softmax routing or dense layers, float32, CPU, sizes in whole vectors (`supports`). Anything else runs in
-torch.
+torch, FP8 too.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def supports(model: Transformer) -> bool:
     weight, c = model.embed_tokens.weight, model.config
     H, G = c.num_attention_heads, c.num_key_value_heads
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or c.mla is not None or H % G or not QUICK:
+        return False
+    if model.emulates_fp8:
         return False
     columns = [c.vocab_size, c.hidden_size, (H + G) * c.head_dim + G * c.v_head_dim]
     if len(c.moe_layers) < c.num_hidden_layers:

@@ -13,7 +13,9 @@ from services.inference.engine import Engine
 from services.inference.live import Bits
 from services.inference.published import bits_of
 from shared.model import ModelConfig, Transformer, published_tensors
+from shared.model.fp8 import round_inputs, round_weights
 from shared.weights import WeightsDamaged, checksum
+from shared.weights.blocks import in_fp8
 from shared.weights.torch_tensors import from_bits
 
 
@@ -39,10 +41,14 @@ def empty_model(config: ModelConfig) -> Transformer:
 class LiveWeights:
     """What the engine samples with. Implements services.inference.live.Live."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, bits: Bits) -> None:
+        """`bits`: the published tensors that the engine's model was made of."""
         self.engine = engine
-        self.bits = bits_of(engine.model)  # of the serving version: what the next delta is applied to
+        self.bits = bits  # of the serving version: what the next delta is applied to
+        self._fp8 = engine.model.emulates_fp8
         self._shadow = empty_model(engine.model.config)
+        if self._fp8:
+            round_inputs(self._shadow)
         self._guard = threading.Lock()
 
     @property
@@ -65,6 +71,8 @@ class LiveWeights:
             found = checksum(bits_of(self._shadow))
             if found != expected:
                 raise WeightsDamaged(f"serial {serial}: the engine's copy hashes to {found}, expected {expected}")
+            if self._fp8:
+                round_weights(self._shadow)
             serving = self.engine.model
             pause = self.engine.swap(self._shadow, serial).result()
             self._shadow, self.bits = serving, bits
@@ -72,4 +80,10 @@ class LiveWeights:
 
     def _checksum(self) -> tuple[int, str]:
         with self._guard:
-            return self.engine.serial, checksum(bits_of(self.engine.model))
+            serial, found = self.engine.serial, bits_of(self.engine.model)
+            if not self._fp8:
+                return serial, checksum(found)
+            wanted = in_fp8(self.bits)
+            if checksum(found) != checksum(wanted):
+                raise WeightsDamaged(f"serial {serial}: the engine's weights are not what FP8 makes of the version")
+            return serial, checksum(self.bits)

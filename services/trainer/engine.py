@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shared.contracts.run import TrainConfig
 from shared.model import Transformer, published
 from shared.model.checkpoint import KEPT_IN_FLOAT32
+from shared.model.fp8 import published_in_fp8
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
@@ -227,8 +228,9 @@ class Engine:
 
     @contextlib.contextmanager
     def forward_weights(self) -> Iterator[None]:
-        """Every parameter holds its bf16 value, the one that is published."""
-        with published(self.model):
+        """Every parameter holds its bf16 value, the one that is published; with `train.fp8` what FP8 engines make of it, and they
+        round the inputs of the same products."""
+        with (published_in_fp8 if self.config.fp8 else published)(self.model):
             yield
 
     def backward(self, loss: Tensor) -> None:

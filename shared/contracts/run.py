@@ -144,6 +144,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_tokens: float = 40.0  # the constant of Dr. GRPO: loss sum / (norm_tokens * attempts in the batch)
     router_replay: bool = True  # the sampler's experts are used again, with live gate scores
     replay_tau: float = 0.0  # plausibility filter; 0 keeps every replayed expert
+    # The policy is sampled in FP8 (`ETUDE_SGLANG_QUANTIZATION`, `ETUDE_FP8`): the trainer's forward rounds as those engines do
+    fp8: bool = False
     mtp: bool = True  # the MTP head follows the policy by distillation; the trunk never sees its gradient
     mtp_learning_rate: float = 3e-4  # of the MTP head alone
     # Computed at a time; larger ones fall out of a CPU's caches: 16384 took a third longer

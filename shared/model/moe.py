@@ -7,6 +7,7 @@ of the forms measured on a CPU from 16 to 8,192 tokens).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +131,7 @@ class MixtureOfExperts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, D))
         self.down = nn.Parameter(torch.empty(moe.num_experts, D, moe.intermediate_size))
         self.register_buffer("expert_ends", torch.arange(1, moe.num_experts + 1), persistent=False)
+        self.rounding: Callable[[Tensor], Tensor] | None = None  # of the experts' inputs: shared.model.fp8
         self.shared_experts = Mlp(D, moe.intermediate_size * moe.n_shared_experts) if moe.n_shared_experts else None
 
     def forward(self, x_ND: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Routing]:
@@ -139,13 +141,16 @@ class MixtureOfExperts(nn.Module):
         experts, order = routing.experts_NK.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, self.expert_ends, out_int32=True)
         token = order // K
-        gate, up = grouped_linear(x_ND.index_select(0, token), self.gate_up, ends).chunk(2, -1)
-        out = grouped_linear(F.silu(gate) * up, self.down, ends)
+        gate, up = grouped_linear(self._rounded(x_ND).index_select(0, token), self.gate_up, ends).chunk(2, -1)
+        out = grouped_linear(self._rounded(F.silu(gate) * up), self.down, ends)
         out = out * weights_NK.flatten().index_select(0, order)[:, None]
         out = torch.zeros_like(x_ND).index_add(0, token, out)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x_ND)
         return out, routing
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return x if self.rounding is None else self.rounding(x)
 
 
 def grouped_linear(x_MD: Tensor, weight_EOD: Tensor, ends_E: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.emulates_fp8 = False  # shared.model.fp8
         moe = set(config.moe_layers)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, moe=i in moe) for i in range(config.num_hidden_layers))

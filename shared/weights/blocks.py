@@ -10,11 +10,21 @@ of two:
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from shared.weights.manifest import Tensors
+from shared.weights.torch_tensors import from_bits, to_bits
+
 BLOCK = 128
+SMALL = ("norm", "gate.weight", "e_score_correction_bias", "embed_tokens", "lm_head", "eh_proj")  # stay bf16
 LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448 = 0.875 * 2^9
+
+
+def is_fp8(name: str, dimensions: int) -> bool:
+    """Which published tensors become FP8: the large matrices of attention, feed-forward and experts."""
+    return dimensions == 2 and not any(part in name for part in SMALL)
 
 
 def to_blocks(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,3 +46,13 @@ def from_blocks(q_NK: Tensor, s: Tensor) -> Tensor:
     N, K = q_NK.shape
     scales = s.repeat_interleave(BLOCK, 0)[:N].repeat_interleave(BLOCK, 1)[:, :K]
     return (q_NK.float() * scales).bfloat16()
+
+
+def in_fp8(tensors: Tensors) -> dict[str, np.ndarray]:
+    """Published tensors as an engine in FP8 computes with them: what its blocks stand for, as bf16 bits again."""
+    return {
+        name: to_bits({"": from_blocks(*to_blocks(from_bits({"": array})[""]))})[""]
+        if is_fp8(name, array.ndim)
+        else array
+        for name, array in tensors.items()
+    }

@@ -18,11 +18,10 @@ import torch
 from services.inference.sglang.flags import HEADROOM
 from shared.model.config import ModelConfig
 from shared.weights import Tensors
-from shared.weights.blocks import BLOCK, from_blocks, to_blocks
-from shared.weights.torch_tensors import from_bits, to_bits
+from shared.weights.blocks import BLOCK, in_fp8, is_fp8, to_blocks
+from shared.weights.torch_tensors import from_bits
 
 FILE_BYTES = 4 << 30  # of one safetensors file, about
-SMALL = ("norm", "gate.weight", "e_score_correction_bias", "embed_tokens", "lm_head", "eh_proj")  # stay bf16 under FP8
 _MTP_QWEN3 = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
@@ -80,20 +79,9 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def is_fp8(name: str, array: np.ndarray) -> bool:
-    """Which published tensors become FP8: the large matrices of attention, feed-forward and experts."""
-    return array.ndim == 2 and not any(part in name for part in SMALL)
-
-
 def served(tensors: Tensors, *, fp8: bool) -> dict[str, np.ndarray]:
     """The published tensors as they compute: rounded through FP8 where that is asked for, bf16 bits again."""
-    if not fp8:
-        return dict(tensors)
-    return {name: _through_fp8(array) if is_fp8(name, array) else array for name, array in tensors.items()}
-
-
-def _through_fp8(bits: np.ndarray) -> np.ndarray:
-    return to_bits({"": from_blocks(*to_blocks(from_bits({"": bits})[""]))})[""]
+    return in_fp8(tensors) if fp8 else dict(tensors)
 
 
 def engine_name(name: str, model: ModelConfig) -> str:
@@ -112,7 +100,7 @@ def engine_tensors(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bo
         if name.startswith(mtp) and not draft:
             continue
         array, written = tensors[name], engine_name(name, model)
-        if fp8 and is_fp8(name, array):
+        if fp8 and is_fp8(name, array.ndim):
             q, s = to_blocks(from_bits({"": array})[""])
             yield written, "F8_E4M3", list(q.shape), q.view(torch.uint8).numpy().data
             yield f"{written}_scale_inv", "F32", list(s.shape), s.numpy().data

@@ -14,10 +14,13 @@ from synthetic import SHAPE, policy, sequences
 from services.trainer import loss, packing, replay
 from services.trainer.engine import Engine
 from services.trainer.layout import attend_shared, lay_out
+from services.trainer.masters import published_bits
 from services.trainer.packing import TrainSequence
 from services.trainer.step import Trainer
 from shared.contracts.run import TrainConfig
-from shared.model import Transformer, causal_rows
+from shared.model import Transformer, causal_rows, published_tensors
+from shared.weights.blocks import in_fp8
+from shared.weights.torch_tensors import from_bits
 
 CONFIG = TrainConfig(learning_rate=1e-2, warmup_steps=0, norm_tokens=8.0, micro_batch_tokens=60)
 
@@ -147,6 +150,25 @@ def test_the_trunks_update_is_bit_equal_with_and_without_mtp() -> None:
             assert torch.equal(a, b), name
             assert not torch.equal(a, c), name
     assert moved > 10
+
+
+def test_with_fp8_a_step_computes_with_what_fp8_engines_compute_with_and_moves_the_masters() -> None:
+    found = sequences(np.random.default_rng(0), groups=3)
+    config = msgspec.structs.replace(CONFIG, fp8=True)
+    plain, rounding = updated(CONFIG, found, steps=1), updated(config, found, steps=1)
+    for (name, a), (_, b), (_, c) in zip(
+        plain.named_parameters(), rounding.named_parameters(), policy().named_parameters(), strict=True
+    ):
+        assert torch.isfinite(b).all(), name
+        assert not torch.equal(b, c), name
+        assert name.endswith("norm.weight") or not torch.equal(a, b), name
+    assert not rounding.emulates_fp8
+    engine = Engine(policy(), config)
+    with engine.forward_weights():
+        assert engine.model.emulates_fp8
+        inside = {name: tensor.clone() for name, tensor in published_tensors(engine.model).items()}
+    expected = from_bits(in_fp8(published_bits(policy())))
+    assert all(torch.equal(inside[name], expected[name].float()) for name in expected)
 
 
 def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:

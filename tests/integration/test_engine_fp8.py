@@ -1,0 +1,39 @@
+"""The embedded engine in FP8: what it says that it serves, and what it computes with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.model import published
+from shared.model.fp8 import round_inputs, round_weights
+from shared.weights import read_manifest
+from tests.integration.engine_platform import Platform, ask, body_of, expected_logprobs, run
+
+
+def test_versions_are_followed_in_fp8_and_the_checksum_is_the_published_ones(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        async with p.replica(fp8=True) as replica:
+            url = replica.health.url
+            await p.start_run()
+            await p.applied(0)
+            for serial in (1, 2):
+                p.write_version(serial, serial - 1)
+                await p.announce(serial, serial - 1)
+                await p.applied(serial)
+            checked = (await ask(url, "/weights_checker", {"action": "checksum"}))[1]
+            assert checked["serial"] == 2
+            assert checked["checksum"] == read_manifest(p.objects, p.versions[2].manifest).checksum
+            prompt = list(range(20))
+            _, answer = await ask(url, "/generate", body_of(prompt, 8))
+            sampled = np.array([p for p, _, _ in answer["meta_info"]["output_token_logprobs"]])
+            plain = expected_logprobs(p.model, prompt, answer["output_ids"])
+            with published(p.model):
+                round_weights(p.model)
+                end = round_inputs(p.model)
+                in_fp8 = expected_logprobs(p.model, prompt, answer["output_ids"])
+                end()
+            np.testing.assert_allclose(sampled, in_fp8, atol=1e-3)
+            assert np.abs(sampled - plain).max() > 1e-3
+
+    run(test, tmp_path)
