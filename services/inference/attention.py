@@ -40,10 +40,11 @@ class StepAttention:
             decode = 0
         rows = [rows_D[:decode], *(np.full(c.n, c.row) for c in chunks)]
         positions = [positions_D[:decode], *(np.arange(c.start, c.start + c.n) for c in chunks)]
-        self.rows_N = torch.from_numpy(np.concatenate(rows))
-        self.positions_N = torch.from_numpy(np.concatenate(positions))
+        device, dtype = cache.keys.device, cache.keys.dtype
+        self.rows_N = torch.from_numpy(np.concatenate(rows)).to(device)
+        self.positions_N = torch.from_numpy(np.concatenate(positions)).to(device)
         self.decode, self.highest = decode, highest
-        self.chunks = [(c, causal_mask(c)) for c in chunks]
+        self.chunks = [(c, causal_mask(c, device, dtype)) for c in chunks]
         if decode:
             self.rows_D = self.rows_N[:decode]
             self.whole = decode == highest and bool((rows_D == np.arange(highest)).all())
@@ -51,7 +52,8 @@ class StepAttention:
             last_S = np.full(highest, -1, np.int64)
             last_S[rows_D] = positions_D
             hidden = torch.arange(self.reach) > torch.from_numpy(last_S)[:, None]
-            self.mask = torch.zeros(hidden.shape).masked_fill_(hidden, HIDDEN)[:, None, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, HIDDEN)[:, None, None]
+            self.mask = mask.to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -70,7 +72,7 @@ class StepAttention:
             scores = torch.bmm(window, keys[chunk.row, :, visible].transpose(1, 2))
             if mask is not None:
                 scores.view(G, -1, chunk.n, end - chunk.first).add_(mask)
-            seen = torch.bmm(scores.softmax(-1), values[chunk.row, :, visible])
+            seen = torch.bmm(softmax(scores), values[chunk.row, :, visible])
             out[offset : offset + chunk.n] = seen.view(G, -1, chunk.n, v.shape[-1]).permute(2, 0, 1, 3)
             offset += chunk.n
         return out.view(len(q), -1, v.shape[-1])
@@ -80,13 +82,18 @@ class StepAttention:
         if not self.whole:
             q = q.new_zeros(self.highest, *q.shape[1:]).index_copy_(0, self.rows_D, q)
         scores = torch.matmul(q, keys[: self.highest, :, : self.reach].transpose(2, 3)).add_(self.mask)
-        out = torch.matmul(scores.softmax(-1), values[: self.highest, :, : self.reach])
+        out = torch.matmul(softmax(scores), values[: self.highest, :, : self.reach])
         return out if self.whole else out.index_select(0, self.rows_D)
 
 
-def causal_mask(chunk: Chunk) -> Tensor | None:
+def softmax(scores: Tensor) -> Tensor:
+    """In float32 whatever the type, as engines do."""
+    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+
+def causal_mask(chunk: Chunk, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor | None:
     """[n, start + n - first]: token i sees positions up to start + i. None for a single token, which sees all."""
     if chunk.n == 1:
         return None
     before = chunk.start - chunk.first
-    return torch.full((chunk.n, before + chunk.n), HIDDEN).triu_(before + 1)
+    return torch.full((chunk.n, before + chunk.n), HIDDEN, device=device, dtype=dtype).triu_(before + 1)

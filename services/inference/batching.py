@@ -54,7 +54,15 @@ class Batch:
     ) -> None:
         self.draft_tokens = draft_tokens if model.config.num_mtp_layers else 0
         self.prefill_tokens = prefill_tokens
-        self.cache = SlotCache(model.config, rows=rows, positions=positions, mtp=self.draft_tokens > 0)
+        weight = model.embed_tokens.weight
+        self.cache = SlotCache(
+            model.config,
+            rows=rows,
+            positions=positions,
+            mtp=self.draft_tokens > 0,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
         self.steps = 0
         self.waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
@@ -178,8 +186,8 @@ class Batch:
             chunks = [Chunk(*each) for each in drafted] + chunks
             single = starts_D = NO_ROWS
         attend = StepAttention(cache, single, starts_D, chunks)
-        out = self.model(torch.from_numpy(tokens_N), attend.positions_N, attend)
-        return out.hidden_ND, out.experts_NLK.numpy()
+        out = self.model(torch.from_numpy(tokens_N).to(cache.keys.device), attend.positions_N, attend)
+        return out.hidden_ND, out.experts_NLK.cpu().numpy()
 
     def _chunks(self) -> tuple[list[Chunk], dict[int, Request]]:
         """Prompt pieces of this step, oldest request first, and the requests (by row) whose prompt ends with theirs."""

@@ -25,13 +25,22 @@ FREE, PARKED, ACTIVE = 0, 1, 2
 class SlotCache:
     """S rows of T positions; G key-value heads; L MoE layers, K experts per token. With `mtp` the first MTP layer's keys and
     values lie behind the trunk's; they are there for positions [drafted_from, drafted_to) of a row, and nothing but drafts
-    reads them."""
+    reads them. Keys and values lie on `device`, all else on the host."""
 
-    def __init__(self, config: ModelConfig, *, rows: int, positions: int, mtp: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rows: int,
+        positions: int,
+        mtp: bool = False,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         S, T, layers, G = rows, positions, config.num_hidden_layers + mtp, config.num_key_value_heads
         self.rows, self.positions, self.mtp = S, T, mtp
-        self.keys = torch.zeros(layers, S, G, T, config.head_dim)
-        self.values = torch.zeros(layers, S, G, T, config.v_head_dim)
+        self.keys = torch.zeros(layers, S, G, T, config.head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(layers, S, G, T, config.v_head_dim, device=device, dtype=dtype)
         experts = config.moe.num_experts if config.moe else 1
         routing_type = np.uint8 if experts <= 256 else np.uint16
         self.routing = np.zeros((S, T, config.num_moe_layers, config.num_experts_per_tok), routing_type)

@@ -38,6 +38,18 @@ class InferenceSettings(SglangSettings, ServiceSettings):
         description="Embedded engine: tokens that the model's MTP layer may propose per session and step, at batch sizes where "
         "that is measured to pay; 0: never, for on a CPU it does not pay for the demo's model (docs/results.md).",
     )
+    engine_device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Embedded engine: where it computes; auto: CUDA where there is one."
+    )
+    engine_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Embedded engine: what it computes in. CPUs are far slower in bfloat16."
+    )
+    engine_threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Embedded engine on a CPU: threads of a product; small models are fastest with one.",
+    )
     fp8: bool = Field(
         False,
         description="Embedded engine: round as an engine in FP8 does, in float32 arithmetic; slower, to see what FP8 does to a "

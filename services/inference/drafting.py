@@ -63,7 +63,8 @@ class Drafter:
         cache, rows_C = self.cache, computed.rows
         ends_C = computed.starts + computed.lengths
         rows_M, positions_M = np.repeat(rows_C, computed.lengths), computed.within(computed.starts)
-        states_MD = hidden_ND.index_select(0, torch.from_numpy(computed.within(computed.at)))
+        device = hidden_ND.device
+        states_MD = hidden_ND.index_select(0, torch.from_numpy(computed.within(computed.at)).to(device))
         cache.drafted_from[rows_C] = np.where(
             cache.drafted_to[rows_C] == computed.starts, cache.drafted_from[rows_C], computed.starts
         )
@@ -72,7 +73,7 @@ class Drafter:
         pieces = zip(rows_C.tolist(), computed.starts.tolist(), computed.lengths.tolist(), strict=True)
         out_MD = self._layer(states_MD, tokens_M, rows_M, positions_M, list(pieces))
         last_W = np.cumsum(computed.lengths)[wanted] - 1
-        state_WD = out_MD.index_select(0, torch.from_numpy(last_W))
+        state_WD = out_MD.index_select(0, torch.from_numpy(last_W).to(device))
         rows_W, positions_W = rows_C[wanted], ends_C[wanted]
         tokens_WK = np.empty((len(wanted), self.k), np.int64)
         probabilities: list[np.ndarray] = []
@@ -107,6 +108,6 @@ class Drafter:
         first = self.cache.drafted_from
         chunks = [Chunk(row, start, n, int(first[row])) for row, start, n in pieces]
         attend = StepAttention(self.cache, NO_ROWS, NO_ROWS, chunks)
-        embedded = F.embedding(torch.from_numpy(tokens_N), self.model.embed_tokens.weight)
+        embedded = F.embedding(torch.from_numpy(tokens_N).to(hidden_ND.device), self.model.embed_tokens.weight)
         rotation = self.model.rotary(attend.positions_N)
         return self.model.mtp_layers[0](self.model.config.num_hidden_layers, embedded, hidden_ND, rotation, attend)

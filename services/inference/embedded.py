@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import structlog
+import torch
 
 from services.inference.api import Server
 from services.inference.checkpoint import context_of
@@ -33,11 +34,20 @@ class Embedded:
         live = await asyncio.to_thread(self._build, directory)
         self._directory = directory
         cache = live.engine.cache
-        log.info("engine_started", directory=str(directory), positions=cache.positions, rows=cache.rows)
+        log.info(
+            "engine_started",
+            directory=str(directory),
+            positions=cache.positions,
+            rows=cache.rows,
+            device=str(cache.keys.device),
+        )
         return live
 
     def _build(self, directory: Path) -> LiveWeights:
-        s, model = self.settings, load_checkpoint(directory).eval().requires_grad_(False)
+        s = self.settings
+        device = s.engine_device if s.engine_device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        model = load_checkpoint(directory, getattr(torch, s.engine_dtype)).eval().requires_grad_(False)
+        model = model.to(device)
         bits = bits_of(model)
         if s.fp8:
             round_weights(model)
@@ -50,6 +60,7 @@ class Embedded:
             prefill_tokens=s.prefill_tokens,
             queue_limit=s.queue_limit,
             draft_tokens=s.draft_tokens,
+            threads=s.engine_threads,
         )
         engine.start()
         return LiveWeights(engine, bits)

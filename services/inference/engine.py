@@ -50,7 +50,10 @@ class Engine:
         queue_limit: int,
         draft_tokens: int = 0,
         gated: bool = True,
+        threads: int = 1,
     ) -> None:
+        """Computes where the model's weights lie, in their type. `threads`: of torch, on a CPU; the compiled step of small models
+        has one."""
         self.batch = Batch(
             model,
             serial,
@@ -62,6 +65,7 @@ class Engine:
         )
         self.queue_limit = queue_limit
         self.paused = False
+        self._threads = threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopped = False
         self._entrance = threading.Lock()  # nothing is put into the inbox of an engine that has stopped
@@ -175,7 +179,7 @@ class Engine:
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._stopped:
                 self._drain(block=self.paused or not (self.waiting or self.running))

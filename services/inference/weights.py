@@ -12,7 +12,8 @@ import threading
 from services.inference.engine import Engine
 from services.inference.live import Bits
 from services.inference.published import bits_of
-from shared.model import ModelConfig, Transformer, published_tensors
+from shared.model import Transformer, published_tensors
+from shared.model.checkpoint import narrowed
 from shared.model.fp8 import round_inputs, round_weights
 from shared.weights import WeightsDamaged, checksum
 from shared.weights.blocks import in_fp8
@@ -33,9 +34,10 @@ def write_bits(model: Transformer, bits: Bits) -> None:
         targets[name].copy_(source)
 
 
-def empty_model(config: ModelConfig) -> Transformer:
-    """A model to write weights into."""
-    return Transformer(config).eval().requires_grad_(False)
+def empty_like(model: Transformer) -> Transformer:
+    """A model of the same shape, type and place to write weights into."""
+    empty = narrowed(Transformer(model.config), model.embed_tokens.weight.dtype)
+    return empty.to(model.embed_tokens.weight.device).eval().requires_grad_(False)
 
 
 class LiveWeights:
@@ -46,7 +48,7 @@ class LiveWeights:
         self.engine = engine
         self.bits = bits  # of the serving version: what the next delta is applied to
         self._fp8 = engine.model.emulates_fp8
-        self._shadow = empty_model(engine.model.config)
+        self._shadow = empty_like(engine.model)
         if self._fp8:
             round_inputs(self._shadow)
         self._guard = threading.Lock()

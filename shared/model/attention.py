@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +62,16 @@ class Rotary(nn.Module):
 
     def __init__(self, rope: Rope, size: int) -> None:
         super().__init__()
+        self.rope, self.size = rope, size
         self.register_buffer("inverse", inverse_frequencies(rope, size), persistent=False)
         self.amplitude = rotation_amplitude(rope)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
+        """Angles stay in float32 at least: bf16 holds no position above 256."""
+        super()._apply(fn, recurse)
+        if self.inverse.dtype not in (torch.float32, torch.float64):
+            self.inverse = inverse_frequencies(self.rope, self.size).to(self.inverse.device)
+        return self
 
     def forward(self, positions_N: Tensor) -> Rotation:
         angle = positions_N[:, None, None].to(self.inverse.dtype) * self.inverse
@@ -73,7 +82,7 @@ class Rotary(nn.Module):
 def rotate(x: Tensor, rotation: Rotation, interleaved: bool = False) -> Tensor:
     """x [N, heads, Dr]. Pairs are (i, i + Dr/2), or (2i, 2i+1) when interleaved; the result is in the first layout
     either way (a permutation common to q and k leaves q·k as it is)."""
-    cos, sin = rotation
+    cos, sin = (part.to(x.dtype) for part in rotation)
     if interleaved:
         x = torch.cat((x[..., 0::2], x[..., 1::2]), -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -94,10 +94,7 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
     random, with all their tensors missing: such a checkpoint has none yet."""
     directory = Path(directory)
     config = ModelConfig.load(directory)
-    model = Transformer(config).to(dtype)
-    for moe in (m for m in model.modules() if isinstance(m, MixtureOfExperts)):
-        if moe.gate.moe.scoring == "sigmoid":
-            moe.gate.e_score_correction_bias = moe.gate.e_score_correction_bias.float()
+    model = narrowed(Transformer(config), dtype)
     views = published_tensors(model)
     seen: set[str] = set()
     for path in _files(directory):
@@ -113,6 +110,15 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
     mtp = tuple(f"model.layers.{len(model.layers) + i}." for i in range(len(model.mtp_layers)))
     if missing and (any(name.startswith(mtp) for name in seen) or not all(name.startswith(mtp) for name in missing)):
         raise UnknownModel(f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    return model
+
+
+def narrowed(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """The model in `dtype`, but for what is published in float32."""
+    model = model.to(dtype)
+    for moe in (m for m in model.modules() if isinstance(m, MixtureOfExperts)):
+        if moe.gate.moe.scoring == "sigmoid":
+            moe.gate.e_score_correction_bias = moe.gate.e_score_correction_bias.float()
     return model
 
 

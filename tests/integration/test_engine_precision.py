@@ -1,4 +1,4 @@
-"""The embedded engine in FP8: what it says that it serves, and what it computes with."""
+"""The embedded engine in FP8 and in bfloat16: what it says that it serves, and what it computes with."""
 
 from __future__ import annotations
 
@@ -35,5 +35,25 @@ def test_versions_are_followed_in_fp8_and_the_checksum_is_the_published_ones(tmp
                 end()
             np.testing.assert_allclose(sampled, in_fp8, atol=1e-3)
             assert np.abs(sampled - plain).max() > 1e-3
+
+    run(test, tmp_path)
+
+
+def test_versions_are_followed_in_bfloat16_bit_for_bit(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        async with p.replica(engine_dtype="bfloat16", engine_threads=2) as replica:
+            url = replica.health.url
+            await p.start_run()
+            await p.applied(0)
+            p.write_version(1, 0)
+            await p.announce(1, 0)
+            await p.applied(1)
+            checked = (await ask(url, "/weights_checker", {"action": "checksum"}))[1]
+            assert (checked["serial"], checked["checksum"]) == (
+                1,
+                read_manifest(p.objects, p.versions[1].manifest).checksum,
+            )
+            assert (await ask(url, "/generate", body_of(list(range(20)), 8)))[0] == 200
 
     run(test, tmp_path)
