@@ -56,8 +56,10 @@ nightly: ci bench chart  ## long kills, soaks, full benchmarks
 chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
 	@$(BIN)/python -m infra.helm.check
 
-images images-local: ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
+images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)
 	@infra/docker/local/build.sh
+
+images-local: images
 
 rehearse: setup  ## a run in docker compose: scaled, every container killed, audited, dashboards asked; REHEARSE="--kill none"
 	@$(BIN)/python -m tests.compose $(REHEARSE)
