@@ -11,16 +11,12 @@ import asyncio
 import base64
 import json
 import math
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -28,75 +24,22 @@ from shared.model import Transformer, causal_rows
 from shared.weights import read_manifest
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
-from tests.sglang import KINDS, interpreter
+from tests.integration.sglang_served import START_S, Served, greedy_passes, hand_on, serving
+from tests.sglang import KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONTEXT = 256
-START_S = 900  # SGLang's imports alone take minutes on a machine that is busy
 MOE = [kind for kind, config in KINDS.items() if "num_experts_per_tok" in config]  # each has an MTP layer as well
 SAME = 1e-4  # largest difference of a log-probability: two implementations in float32
 
 
-@dataclass(frozen=True)
-class Served:
-    """A platform whose run is served by SGLang, in a process of its own. `url`: of our service; `sglang`: of SGLang."""
-
-    platform: Platform
-    url: str
-    process: subprocess.Popen[bytes]
-    sglang: str
-
-    def generate(self, prompt: list[int], new: int, **more: Any) -> dict[str, Any]:
-        status, answer = asyncio.run(ask(self.url, "/generate", body_of(prompt, new, **more)))
-        assert status == 200, answer
-        return answer
-
-    def all_at_once(self, prompts: list[list[int]], new: int, **more: Any) -> list[dict[str, Any]]:
-        async def go() -> list[tuple[int, Any]]:
-            return await asyncio.gather(*(ask(self.url, "/generate", body_of(p, new, **more)) for p in prompts))
-
-        answers = asyncio.run(go())
-        assert all(status == 200 for status, _ in answers), answers
-        return [answer for _, answer in answers]
-
-    def follow(self, serial: int, parent: int | None) -> Any:
-        """Publishes a version; returns what the replica said of it."""
-        p = self.platform
-        p.write_version(serial, parent)
-
-        async def go() -> Any:
-            await p.announce(serial, -1 if parent is None else parent)
-            return (await p.applied(serial))[0]
-
-        return asyncio.run(asyncio.wait_for(go(), 600))
-
-
 @pytest.fixture(scope="module", params=list(KINDS))
 def served(request, tmp_path_factory) -> Iterator[Served]:
-    python, kind = interpreter(), request.param
+    kind = request.param
     platform = Platform(tmp_path_factory.mktemp(kind), KINDS[kind], context=CONTEXT)
-    platform.write_version(0, None)
-    asyncio.run(platform.start_run())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_platform, "START_S", START_S)
-        began = time.monotonic()
-        process, url = start_process(
-            platform,
-            ETUDE_ENGINE="sglang",
-            ETUDE_SGLANG_PYTHON=python,
-            ETUDE_SGLANG_DEVICE="cpu",
-            ETUDE_SGLANG_DTYPE="float32",
-            ETUDE_SGLANG_DRAFT_STEPS="1" if kind in MOE else "0",
-        )
-    print(f"{kind}: served after {time.monotonic() - began:.0f} s")
-    behind = asyncio.run(ask(url, "/server_info"))[1]["url"]
-    yield Served(platform, url, process, behind)
-    mine = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 0
-    assert not [child for child in mine if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    asyncio.run(platform.bus.close())
+    with serving(platform, drafts=1 if kind in MOE else 0) as found:
+        yield found
 
 
 def compare(model: Transformer, prompt: list[int], answer: dict[str, Any], temperature: float = 1.0) -> float:
@@ -338,36 +281,16 @@ def test_prompts_that_cannot_be_served_are_refused_and_the_server_lives_on(serve
 
 @pytest.mark.parametrize("served", MOE, indirect=True, scope="module")
 def test_drafts_are_those_of_our_mtp_layer(served):
-    """How many are accepted at temperature 0 follows from the tokens and our layer. The layer is made to hand on the last
-    token's embedding, and the head to be the embedding, so that many are."""
+    """How many are accepted at temperature 0 follows from the tokens and our layer."""
     p, before = served.platform, max(served.platform.versions)
-    size, (mtp,) = p.model.config.hidden_size, p.model.mtp_layers
-    mtp.eh_proj.weight.copy_(torch.eye(size, 2 * size))
-    mtp.layer.load_state_dict(p.model.layers[-1].state_dict())
-    if p.model.lm_head is not None:
-        p.model.lm_head.weight.copy_(p.model.embed_tokens.weight)
-        p.model.embed_tokens.weight.mul_(3)  # else random layers drown it
+    hand_on(p.model)
     served.follow(before + 1, before)
     prompts, new, accepted = [[i, i + 1, i + 2] for i in range(10, 90, 20)], 80, 0
     for prompt, answer in zip(
         prompts, served.all_at_once(prompts, new, sampling={"temperature": 0.0}, extra_key="drafts"), strict=True
     ):
-        steps = greedy_steps(p.model, prompt, answer["output_ids"])
+        steps = greedy_passes(p.model, prompt, answer["output_ids"], drafts=1)
         assert answer["meta_info"]["spec_verify_ct"] == steps
         accepted += new - 1 - steps
     print(f"{p.model.config.model_type}: {accepted} drafts of {len(prompts) * (new - 1)} tokens accepted")
     assert accepted >= 20
-
-
-def greedy_steps(model: Transformer, prompt: list[int], sampled: list[int]) -> int:
-    """Passes that verify one draft each, for all but the first of the sampled tokens."""
-    whole = torch.tensor(prompt + sampled)
-    positions = torch.arange(len(whole))
-    residual_ND = model(whole, positions, causal_rows(1, len(whole))).residual_ND[:-1]
-    hidden_ND = model.mtp(residual_ND, whole[1:], positions[:-1], causal_rows(1, len(whole) - 1))
-    drafts = model.mtp_logits(hidden_ND).argmax(-1)  # of position t: for t + 2
-    at, steps = len(prompt), 0
-    while at < len(whole) - 1:
-        at += 2 if drafts[at - 1] == whole[at + 1] else 1
-        steps += 1
-    return steps
