@@ -88,14 +88,17 @@ def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never
         env.write(ROOT / ".env.example", first)
 
 
-def test_an_older_environment_gets_the_secrets_that_are_new_and_keeps_its_own(tmp_path):
+def test_an_older_environment_gets_the_secrets_that_it_lacks_or_leaves_empty_and_keeps_its_own(tmp_path):
     env, target = environment_writer(), tmp_path / ".env"
-    target.write_text("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    target.write_text(
+        "ETUDE_GRAFANA_PASSWORD=mine\nETUDE_REDIS_PASSWORD=\nETUDE_TORCH_BACKEND=\nETUDE_CONSOLE_PORT=9000\n"
+    )
     added = env.complete(ROOT / ".env.example", target)
     assert "ETUDE_CONSOLE_TOKEN" in added
     assert "ETUDE_GRAFANA_PASSWORD" not in added
     text = target.read_text()
-    assert text.startswith("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    kept = "ETUDE_GRAFANA_PASSWORD=mine\nETUDE_REDIS_PASSWORD=[0-9a-f]{48}\nETUDE_TORCH_BACKEND=\nETUDE_CONSOLE_PORT=9000\n"
+    assert re.match(kept, text)
     assert all(re.search(rf"^{name}=[0-9a-f]{{48}}$", text, re.MULTILINE) for name in added)
     assert env.complete(ROOT / ".env.example", target) == []
     assert target.read_text() == text
