@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from etude.supervisor import SERVICES
+from services.console.config import ConsoleSettings
+from services.console.site import ALWAYS_OPEN
 from shared.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,6 +115,18 @@ def test_an_environment_without_a_registry_names_compose_files_that_exist(tmp_pa
     assert not re.search(
         r"^COMPOSE_FILE=", environment_writer().filled((ROOT / ".env.example").read_text()), re.MULTILINE
     )
+
+
+def test_reading_the_console_needs_a_token_and_probes_and_prometheus_need_none(tmp_path):
+    said = {
+        name: ALL["console"]["environment"][f"ETUDE_CONSOLE_{name}"] for name in ("READING", "OPERATORS", "VIEWERS")
+    }
+    assert said == {name: f"${{ETUDE_CONSOLE_{name}:-{'token' if name == 'READING' else ''}}}" for name in said}
+    settings = ConsoleSettings(state=tmp_path, host="127.0.0.1", console_reading="token")
+    assert not settings.open_to_readers
+    probe = (ROOT / "infra/docker/probe.py").read_text()
+    asked = {"/metrics", *re.findall(r'ask\("(/\w+)"', probe)}
+    assert asked == {"/metrics", "/healthz", "/readyz"} <= set(ALWAYS_OPEN)
 
 
 def test_ports_are_bound_to_localhost():
