@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from etude import doctor as machine
+from etude.finding import Finding
 
 if TYPE_CHECKING:
     from shared.objects import Objects
@@ -57,7 +58,7 @@ def _require_servers(state: Path) -> None:
     _refuse(machine.servers(state))
 
 
-def _refuse(findings: list[machine.Finding]) -> None:
+def _refuse(findings: list[Finding]) -> None:
     bad = [finding for finding in findings if not finding.ok]
     for finding in bad:
         typer.echo(f"{finding.what}: {finding.found}. Way out: {finding.way_out}", err=True)
@@ -111,9 +112,19 @@ def logs(
     show_logs(state, service, follow, lines)
 
 
-def doctor(state: State = Path(".etude")) -> None:
+def doctor(
+    state: State = Path(".etude"),
+    compose: Annotated[
+        bool,
+        typer.Option(
+            "--compose",
+            help="Check docker compose in this folder instead: engine, .env, ports, disk, memory, and which container is not "
+            "well. Without an environment: python3 infra/docker/check.py.",
+        ),
+    ] = False,
+) -> None:
     """Check this machine: system, packages, sandboxes, memory, disk, cores, ports. Exit code 1 if the demo cannot run."""
-    raise typer.Exit(machine.report(state))
+    raise typer.Exit(machine.report_compose(Path.cwd()) if compose else machine.report(state))
 
 
 def plan(

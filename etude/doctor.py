@@ -1,6 +1,7 @@
-"""`etude doctor`: can this machine run the demo, and if not, what is the way out.
+"""`etude doctor`: can this machine run the demo, or the platform in docker compose, and if not, what is the way out.
 
 Each check is a function that returns a `Finding`; whatever starts services runs the same checks before it writes anything.
+Those of docker compose need no environment and have a room of their own (etude.compose).
 """
 
 from __future__ import annotations
@@ -12,22 +13,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from etude.finding import Finding
+from etude.finding import report as told
 
 MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
 DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
 BASE_PORT = 8700  # ports of `etude up` and of the demo count from here
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    ok: bool
-    found: str
-    way_out: str = ""
 
 
 def system() -> Finding:
@@ -164,13 +157,11 @@ def findings(state: Path) -> list[Finding]:
 
 def report(state: Path) -> int:
     """Prints a line per check; 1 if one failed."""
-    console = Console()
-    bad = 0
-    for finding in findings(state):
-        mark = "[green]ok [/]" if finding.ok else "[red]no [/]"
-        console.print(f"{mark} {finding.what}: {finding.found}", highlight=False)
-        if not finding.ok:
-            bad += 1
-            console.print(f"    way out: {finding.way_out}", highlight=False)
-    console.print("This machine can run the demo." if not bad else f"{bad} things stand in the way.")
-    return 1 if bad else 0
+    return told(findings(state), "This machine can run the demo.")
+
+
+def report_compose(folder: Path) -> int:
+    """The same of docker compose in the checkout `folder`."""
+    from etude.compose.checks import findings as of_compose
+
+    return told(of_compose(folder), "docker compose has all it needs.")

@@ -1,12 +1,14 @@
 """`python -m infra.pictures [--console URL] [--runs RUN[,RUN]] [--attempt NAME] [--out docs/pictures]`
 
-Takes the pictures in docs/console.md of a console that runs (`etude demo`, `etude up`). Needs Chromium. Left out: the newest
-run, and the newest of its attempts that was solved. A picture of two runs beside each other is taken where two are named.
+Takes the pictures in docs/console.md of a console that runs (`etude demo`, `etude up`; where reading needs a token, as in compose:
+ETUDE_CONSOLE_TOKEN). Needs Chromium. Left out: the newest run, and the newest of its attempts that was solved. A picture of two
+runs beside each other is taken where two are named.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 from pathlib import Path
@@ -51,7 +53,13 @@ def main() -> None:
     with sync_playwright() as driver:
         # Root needs --no-sandbox; the pages are our own.
         chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        context = chromium.new_context(base_url=options.console, viewport=WINDOW, color_scheme="dark")
+        token = os.environ.get("ETUDE_CONSOLE_TOKEN")
+        context = chromium.new_context(
+            base_url=options.console,
+            viewport=WINDOW,
+            color_scheme="dark",
+            extra_http_headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
         page = context.new_page()
         for name, path in pages(page, list(filter(None, options.runs.split(","))), options.attempt).items():
             page.goto(path, wait_until="networkidle")

@@ -137,6 +137,8 @@ def _show(value: Any) -> str:
         return ""
     if isinstance(value, dict):
         return ", ".join(f"{name} {weight:g}" for name, weight in value.items())
+    if isinstance(value, list) and value:
+        return ", ".join(value)
     if isinstance(value, tuple):
         return ", ".join(f"{item:g}" for item in value)
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

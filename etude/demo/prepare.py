@@ -29,6 +29,9 @@ BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
 SURPRISES = Path(".cache")
 INTERRUPTED = 130  # the exit code of a command that says so itself
+# Whatever the run is for, these say that its training is broken: going on would only use up problems. Set here and not in the
+# contract, whose default is what the field's absence means in runs that are stored.
+PAUSE_ON = ("gradient_not_finite", "age_bound_breached")
 
 
 class DemoError(RuntimeError):
@@ -201,6 +204,7 @@ def configure(
         groups_per_step=options.groups_per_step,
         group_size=options.group_size,
         group_min=max(2, options.group_size // 2),
+        pause_on=list(PAUSE_ON),
     )
     return RunConfig(
         run=run,

@@ -89,8 +89,16 @@ def _shipped() -> Path:
 
 
 def _shipped_signatures() -> Path | None:
+    """None where no base policy is part of the package yet. Raises FileNotFoundError where its signatures alone are left out."""
     path = _shipped() / "signatures.npz"
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    if (path.parent / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{path}: missing, so nobody knows what the base policy has seen; the image light goes without it: use worker or demo, "
+            "or --exclude-signatures FILE, or --include-seen"
+        )
+    return None
 
 
 @app.command("import")

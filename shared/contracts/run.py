@@ -97,7 +97,8 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds, five heartbeats; an attempt without heartbeat for so long is given to another worker
     lease_s: float = 10.0
     # Names of alerts that pause the run by themselves, the trainer too: fewer_solved (the collapse), reward_without_passes,
-    # untested_submits, unsubmitted_attempts, broken_tool_calls, longer_attempts, gradient_not_finite, age_bound_breached …
+    # untested_submits, unsubmitted_attempts, broken_tool_calls, longer_attempts, gradient_not_finite, age_bound_breached. A
+    # list of one's own takes the place of the whole
     pause_on: list[str] = msgspec.field(default_factory=list)
     max_steps: int = 0  # the run ends after so many; 0: no limit
     minutes: float = 0.0  # the run ends after so many, first request to last publication; 0: no limit

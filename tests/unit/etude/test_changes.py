@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from etude.demo import changes
+from etude.demo import DemoOptions, changes
+from etude.demo.prepare import planned
 from shared.contracts.run import Ref, RunConfig
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
@@ -59,3 +61,17 @@ def test_what_no_run_knows_is_refused_by_name(tmp_path: Path, text: str, told: s
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(changes.BadChange, match=r"no\.json"):
         changes.read(tmp_path / "no.json")
+
+
+def test_a_new_run_pauses_by_itself_where_its_training_is_broken(tmp_path: Path) -> None:
+    """`etude start` and `etude demo` begin with the same configuration; what a person names takes its place."""
+    assert planned("r", DemoOptions()).schedule.pause_on == ["gradient_not_finite", "age_bound_breached"]
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"schedule": {"pause_on": []}}')
+    assert planned("r", DemoOptions(config=mine)).schedule.pause_on == []
+
+
+def test_a_stored_run_that_does_not_say_at_what_it_pauses_pauses_at_nothing() -> None:
+    stored = msgspec.to_builtins(CONFIG)
+    del stored["schedule"]["pause_on"]
+    assert msgspec.convert(stored, RunConfig).schedule.pause_on == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 import yaml
 
 from etude.supervisor import SERVICES
+from services.console.config import ConsoleSettings
+from services.console.site import ALWAYS_OPEN
 from shared.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,14 +92,17 @@ def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never
         env.write(ROOT / ".env.example", first)
 
 
-def test_an_older_environment_gets_the_secrets_that_are_new_and_keeps_its_own(tmp_path):
+def test_an_older_environment_gets_the_secrets_that_it_lacks_or_leaves_empty_and_keeps_its_own(tmp_path):
     env, target = environment_writer(), tmp_path / ".env"
-    target.write_text("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    target.write_text(
+        "ETUDE_GRAFANA_PASSWORD=mine\nETUDE_REDIS_PASSWORD=\nETUDE_TORCH_BACKEND=\nETUDE_CONSOLE_PORT=9000\n"
+    )
     added = env.complete(ROOT / ".env.example", target)
     assert "ETUDE_CONSOLE_TOKEN" in added
     assert "ETUDE_GRAFANA_PASSWORD" not in added
     text = target.read_text()
-    assert text.startswith("ETUDE_GRAFANA_PASSWORD=mine\nETUDE_CONSOLE_PORT=9000\n")
+    kept = "ETUDE_GRAFANA_PASSWORD=mine\nETUDE_REDIS_PASSWORD=[0-9a-f]{48}\nETUDE_TORCH_BACKEND=\nETUDE_CONSOLE_PORT=9000\n"
+    assert re.match(kept, text)
     assert all(re.search(rf"^{name}=[0-9a-f]{{48}}$", text, re.MULTILINE) for name in added)
     assert env.complete(ROOT / ".env.example", target) == []
     assert target.read_text() == text
@@ -108,6 +115,18 @@ def test_an_environment_without_a_registry_names_compose_files_that_exist(tmp_pa
     assert not re.search(
         r"^COMPOSE_FILE=", environment_writer().filled((ROOT / ".env.example").read_text()), re.MULTILINE
     )
+
+
+def test_reading_the_console_needs_a_token_and_probes_and_prometheus_need_none(tmp_path):
+    said = {
+        name: ALL["console"]["environment"][f"ETUDE_CONSOLE_{name}"] for name in ("READING", "OPERATORS", "VIEWERS")
+    }
+    assert said == {name: f"${{ETUDE_CONSOLE_{name}:-{'token' if name == 'READING' else ''}}}" for name in said}
+    settings = ConsoleSettings(state=tmp_path, host="127.0.0.1", console_reading="token")
+    assert not settings.open_to_readers
+    probe = (ROOT / "infra/docker/probe.py").read_text()
+    asked = {"/metrics", *re.findall(r'ask\("(/\w+)"', probe)}
+    assert asked == {"/metrics", "/healthz", "/readyz"} <= set(ALWAYS_OPEN)
 
 
 def test_ports_are_bound_to_localhost():
@@ -156,9 +175,58 @@ def _stage(target: str) -> str:
 def test_the_demo_has_what_it_needs_to_read_a_pack_with_the_base_policy():
     """It makes the pack in sandboxes, computes with torch how surprising each repair is, and keeps that in the volume."""
     assert ALL["demo"]["build"]["target"] == "demo"
-    assert "FROM trainer AS demo\n" in DOCKERFILE
+    assert "COPY --from=trainer-packages" in _stage("with-trainer")
+    assert "FROM with-trainer AS demo\n" in DOCKERFILE
     assert "packs:/packs" in ALL["demo"]["volumes"]
     assert ALL["demo"]["working_dir"] == "/packs"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_image_says_last_which_commit_it_is_made_of(name):
+    """By build arguments, behind all that takes time: another commit alone makes no layer anew."""
+    build, lines = OURS[name]["build"], _stage(OURS[name]["build"]["target"]).strip().splitlines()
+    lines = [line for line in lines if line and not line.startswith("#")]
+    (label,) = [number for number, line in enumerate(lines) if line.startswith("LABEL ")]
+    assert not {line.split()[0] for line in lines[label:]} & {"RUN", "COPY"}
+    for argument, what in {"REVISION": "revision", "CREATED": "created", "VERSION": "version"}.items():
+        assert f"org.opencontainers.image.{what}=${argument}" in lines[label]
+        assert argument in lines[label - 1].split()[1:]
+        assert build["args"][argument].startswith(f"${{ETUDE_{argument}:-")
+
+
+def test_labels_are_of_the_commit_and_its_time_never_of_now(tmp_path):
+    def git(*arguments: str) -> str:
+        identity = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        dates = {"GIT_AUTHOR_DATE": "2001-01-01T00:00:00+0000", "GIT_COMMITTER_DATE": "2002-03-04T05:06:07+0200"}
+        command, environment = ["git", *arguments], {**os.environ, **identity, **dates}
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    def says() -> list[str]:
+        script = f'. {ROOT}/infra/docker/revision.sh && printf "%s\\n" "$ETUDE_REVISION" "$ETUDE_CREATED"'
+        done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.split()
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "one")
+    revision = git("rev-parse", "HEAD").strip()
+    assert says() == [revision, "2002-03-04T03:06:07Z"]
+    (tmp_path / "a").write_text("2")
+    assert says() == [f"{revision}-dirty", "2002-03-04T03:06:07Z"]
+
+
+def test_what_a_service_imports_at_its_start_is_compiled_in_its_image():
+    """In `light` and `worker` alone: the others are compiled as a whole."""
+    for service in OURS.values():
+        if service["build"]["target"] in ("light", "worker") and (module := module_of(service)):
+            package = (ROOT.joinpath(*module.split(".")) / "__main__.py").exists()
+            assert (f"{module}.__main__" if package else module) in _stage("packages")
+
+
+def test_server_images_have_one_exact_version():
+    for name in ALL.keys() - OURS.keys():
+        assert re.search(r":v?\d+\.\d+(\.\d+)?$|:RELEASE\.[0-9TZ-]+$", ALL[name]["image"]), name
 
 
 def _asks_for_sandboxes(module: str) -> bool:

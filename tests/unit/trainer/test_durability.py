@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from synthetic import RUN, SHAPE, group, run_config
 
+from etude.demo.prepare import PAUSE_ON
 from services.trainer import checkpoints, masters, samples
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
@@ -299,7 +301,23 @@ def test_samples_of_dead_steps_are_aged_along_the_fork_and_a_breach_is_an_alert(
     (alert,) = (message for _, message in late.others)
     assert isinstance(alert, Alert)
     assert alert.name == "age_bound_breached"
+    assert alert.name in PAUSE_ON
     assert late.committed is not None  # trained all the same
+
+
+def test_a_gradient_that_is_not_finite_sets_its_groups_aside_and_is_an_alert_at_which_new_runs_pause(
+    opened: Open,
+) -> None:
+    training = opened()
+    sample = fetch(training.objects, 0)
+    huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in sample.sequences]
+    result = training.advance([replace(sample, sequences=huge)])
+    assert result.committed is None
+    aside, alert = (message for _, message in result.others)
+    assert isinstance(aside, GroupQuarantined)
+    assert aside.group == sample.ready.group
+    assert isinstance(alert, Alert)
+    assert alert.name in PAUSE_ON
 
 
 def test_tokens_from_the_future_are_quarantined(opened: Open) -> None:

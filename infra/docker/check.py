@@ -1,0 +1,23 @@
+"""What stands in the way of docker compose on this machine, and the way out of each. Exit code 1 if something does.
+
+    python3 infra/docker/check.py
+
+Standard library only, Python 3.9 or newer: it runs before anything is installed. `etude doctor --compose` says the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.dont_write_bytecode = True  # a checkout that root looked at stays the user's
+sys.path.insert(0, str(ROOT))
+
+from etude.compose.checks import findings  # noqa: E402
+from etude.finding import report  # noqa: E402
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(f"found {sys.argv[1:]}; allowed: nothing")
+    sys.exit(report(findings(ROOT), "docker compose has all it needs."))
