@@ -1,5 +1,5 @@
 """Writes `.env` for docker compose: `.env.example` with a fresh secret for every empty value. Where there is one already,
-it adds the secrets that a newer release asks for, and leaves what stands there as it is.
+it adds the secrets that a newer release asks for and fills in those that are empty, and leaves all else as it is.
 
     python3 infra/docker/env.py [--local]      --local: with the images of `make images`, no image registry
 
@@ -38,11 +38,15 @@ def write(example: Path, target: Path, local: bool = False) -> None:
 
 
 def complete(example: Path, target: Path) -> list[str]:
-    """Adds the secrets that `target` does not name. Returns their names."""
+    """Adds the secrets that `target` does not name or leaves empty. Returns their names."""
     text = target.read_text()
-    missing = [name for name in _EMPTY.findall(example.read_text()) if not re.search(f"^{name}=", text, re.MULTILINE)]
+    missing = [name for name in _EMPTY.findall(example.read_text()) if not re.search(f"^{name}=.", text, re.MULTILINE)]
+    for name in missing:
+        text, empty = re.subn(f"^{name}=$", _fresh(name), text, flags=re.MULTILINE)
+        if not empty:
+            text = f"{text.rstrip()}\n{_fresh(name)}\n"
     if missing:
-        target.write_text("\n".join([text.rstrip("\n"), *map(_fresh, missing)]) + "\n")
+        target.write_text(text)
     return missing
 
 
