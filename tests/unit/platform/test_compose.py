@@ -14,6 +14,7 @@ import yaml
 
 from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES
+from shared.contracts.topics import ACCESS, Access
 from shared.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +22,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "infra/docker/Dockerfile").read_text()
 OURS = {name: service for name, service in ALL.items() if str(service["image"]).startswith("etude/")}
-ENDING = {"access", "demo", "cli"}
+ENDING = {"access", "demo", "cli", "dlq"}
 STAYING = {name: service for name, service in ALL.items() if name not in ENDING}
 SECRETS = ("PASSWORD", "SECRET", "TOKEN")
 # Who signs in as whom, where it is not the service's own name.
@@ -48,10 +49,12 @@ def test_no_secret_is_written_down_and_none_has_a_default():
     required = re.compile(r"\$\{[A-Z0-9_]+:\?[^}]+\}")
     for name, service in ALL.items():
         for key, value in (service.get("environment") or {}).items():
-            if any(word in key for word in SECRETS) or re.search(r"://[^@]*:[^@]*@", str(value)) or "AUTH" in key:
-                if key.startswith("GF_AUTH_"):
+            held = str(value)
+            inside = re.search(r"://[^@]*:[^@]*@", held) or "password=" in held
+            if any(word in key for word in SECRETS) or inside or "AUTH" in key:
+                if key.startswith(("GF_AUTH_", "KAFKA_AUTHORIZER_")):
                     continue
-                assert required.search(str(value)), f"{name}: {key}"
+                assert required.search(held), f"{name}: {key}"
     text = (ROOT / "docker-compose.yml").read_text()
     assert not re.search(r"\$\{ETUDE_\w*(PASSWORD|KEY|SECRET\w*)(:?-)", text)
 
@@ -64,24 +67,46 @@ def of_env(value: object) -> set[str]:
 @pytest.mark.parametrize("name", [name for name in OURS if name != "access"])
 def test_a_service_signs_in_as_itself_and_holds_no_secret_of_another(name):
     user, held = USERS.get(name, name), OURS[name]["environment"]
-    assert user in OBJECTS
-    assert held["ETUDE_S3_ACCESS_KEY"] == f"etude-{user}"
-    assert of_env(held["ETUDE_S3_SECRET_KEY"]) == {f"ETUDE_SECRET_{user.upper()}"}
+    assert user in {**ACCESS, **OBJECTS}
+    assert ("ETUDE_BUS" in held) == (ACCESS[user] != Access())
+    assert ("ETUDE_S3_SECRET_KEY" in held) == (user in OBJECTS)
+    if "ETUDE_BUS" in held:
+        assert re.fullmatch(
+            rf"kafka://etude-{user}:\$\{{ETUDE_SECRET_{user.upper()}:\?.+\}}@kafka:9092", held["ETUDE_BUS"]
+        )
+    if "ETUDE_S3_SECRET_KEY" in held:
+        assert held["ETUDE_S3_ACCESS_KEY"] == f"etude-{user}"
+        assert of_env(held["ETUDE_S3_SECRET_KEY"]) == {f"ETUDE_SECRET_{user.upper()}"}
     named = {one for value in held.values() for one in of_env(value)}
     assert {one for one in named if one.startswith("ETUDE_SECRET_")} == {f"ETUDE_SECRET_{user.upper()}"}
 
 
-def test_the_root_key_is_held_by_the_server_itself_and_by_the_one_that_gives_keys():
-    for root in ("ETUDE_S3_ACCESS_KEY", "ETUDE_S3_SECRET_KEY"):
-        holders = {
-            name
-            for name, service in ALL.items()
-            if any(
-                root in of_env(value)
-                for value in (*(service.get("environment") or {}).values(), service.get("command"))
-            )
-        }
-        assert holders == {"minio", "access"}
+@pytest.mark.parametrize(
+    ("root", "server"),
+    [("ETUDE_S3_ACCESS_KEY", "minio"), ("ETUDE_S3_SECRET_KEY", "minio"), ("ETUDE_KAFKA_PASSWORD", "kafka")],
+)
+def test_an_administrator_is_known_to_the_server_itself_and_to_the_one_that_gives_keys(root, server):
+    holders = {
+        name
+        for name, service in ALL.items()
+        if any(
+            root in of_env(value) for value in (*(service.get("environment") or {}).values(), service.get("command"))
+        )
+    }
+    assert holders == {server, "access"}
+
+
+def test_kafka_lets_in_nobody_without_a_login_and_allows_nothing_without_a_rule():
+    kafka = ALL["kafka"]["environment"]
+    listeners = dict(pair.split(":") for pair in kafka["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    assert set(re.findall(r"(\w+)://", kafka["KAFKA_LISTENERS"])) == set(listeners)
+    assert set(listeners.values()) == {"SASL_PLAINTEXT"}
+    assert "SASL" not in kafka["KAFKA_ADVERTISED_LISTENERS"], "the image would ask for a file of logins"
+    assert kafka["KAFKA_AUTHORIZER_CLASS_NAME"] == "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    assert kafka["KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND"] == "false"
+    assert kafka["KAFKA_SUPER_USERS"] == "User:etude"
+    plain = [value for name, value in kafka.items() if "PLAIN_SASL_JAAS" in name]
+    assert [re.findall(r"user_(\w+)=", value) for value in plain] == [["etude"], ["etude"]]
 
 
 def test_who_gives_keys_has_the_secret_of_each_that_signs_in_and_all_of_them_wait_for_it():
@@ -242,8 +267,8 @@ def test_settings_are_named_as_the_service_knows_them(name):
 def test_who_needs_a_server_is_on_its_network_and_waits_for_it():
     reaches = {"ETUDE_BUS": "kafka", "ETUDE_OBJECTS": "minio", "ETUDE_LEDGER": "postgres", "ETUDE_JOBS": "redis"}
     for name, service in OURS.items():
-        if name in ("demo", "cli"):
-            continue  # the one waits for services that wait for the servers, the other for nobody
+        if name in ENDING - {"access"}:
+            continue  # `demo` waits for services that wait for the servers, the others for nobody
         for setting, server in reaches.items():
             if setting in service["environment"]:
                 assert set(service["networks"]) & set(ALL[server]["networks"]), f"{name} → {server}"
