@@ -44,7 +44,7 @@ def complete(example: Path, target: Path) -> list[str]:
     for name in missing:
         text, empty = re.subn(f"^{name}=$", _fresh(name), text, flags=re.MULTILINE)
         if not empty:
-            text = f"{text.rstrip()}\n{_fresh(name)}\n"
+            text = text.rstrip("\n") + f"\n{_fresh(name)}\n"
     if missing:
         target.write_text(text)
     return missing
@@ -58,6 +58,7 @@ if __name__ == "__main__":
         write(example, target, local=sys.argv[1:] == ["--local"])
         print(f"{target} written; only you can read it")
     except FileExistsError:
-        if not (added := complete(example, target)):
-            sys.exit(f"{target} exists and was left as it is; servers keep the passwords they were first started with")
-        print(f"{target} had no {', '.join(added)}: added; the rest was left as it is")
+        if added := complete(example, target):
+            print(f"{target} had no {', '.join(added)}: added; the rest was left as it is")
+        else:
+            print(f"{target} has all that is needed, and was left as it is")

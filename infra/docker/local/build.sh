@@ -65,7 +65,7 @@ servers() {
 }
 etude() {
   cd "$root"
-  [ -f .env ] || python3 infra/docker/env.py --local
+  python3 infra/docker/env.py --local # what is there stays; a release may ask for more
   # One service per image, one after another: the classic builder works on every service at once and shares nothing that
   # is not finished, so that four services of one image would install its packages four times over.
   COMPOSE_PARALLEL_LIMIT=1 docker compose -f docker-compose.yml -f infra/docker/local/compose.yml --profile '*' build \
