@@ -144,7 +144,7 @@ def set_(state: State = Path(".etude"), users: Users = "") -> None:
         with_bus, with_objects = _with(settings)
         if with_bus:
             cluster = Cluster.parse(settings.bus_url)
-            made = _set_bus(cluster, begin, {who: secret for who, secret in given.items() if who in _heard()})
+            made = _set_bus(cluster, begin, {who: secret for who, secret in given.items() if who in _on_bus()})
             typer.echo(f"{cluster}: {made} topics made; users, rules and secrets are as declared.")
         if with_objects:
             _give_objects(settings, begin, {who: secret for who, secret in given.items() if who in OBJECTS})
@@ -192,7 +192,7 @@ def _bus_secrets(url: str, begin: str, known: Known, renew: bool) -> dict[str, d
             f"bus (ETUDE_BUS): found {f'a login by {cluster.mechanism}' if cluster.user else 'no login'}; users are made by "
             "SCRAM-SHA-512 or SCRAM-SHA-256 alone: have them made where your cluster keeps them, then `etude topics acl apply`"
         )
-    who_uses = _heard()
+    who_uses = _on_bus()
     there = {
         who: Cluster.parse(known[who]["ETUDE_BUS"]).password for who in who_uses if "ETUDE_BUS" in known.get(who, {})
     }
@@ -208,7 +208,7 @@ def _bus_secrets(url: str, begin: str, known: Known, renew: bool) -> dict[str, d
     }
 
 
-def _heard() -> list[str]:
+def _on_bus() -> list[str]:
     """Who uses the bus at all."""
     return [who for who, access in ACCESS.items() if access != Access()]
 
