@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,11 +21,14 @@ from rich.table import Column, Table
 from etude import object_rules, topic_rules
 from etude.object_keys import Bucket
 from etude.object_rules import OBJECTS
-from etude.topics import Users
+from etude.topics import Users, complete
 from shared import objects as stores
-from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_cluster import MECHANISMS, Cluster
 from shared.contracts.topics import ACCESS, Access
 from shared.settings import ServiceSettings, Told
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 app = typer.Typer(
@@ -89,6 +92,8 @@ def apply(state: State = Path(".etude"), users: Users = "") -> None:
 
 
 Known = Mapping[str, Mapping[str, str]]  # by service, variables
+SECRET = "ETUDE_SECRET_"  # and a service's name in capitals
+SHORTEST = 8  # characters of a secret that MinIO takes
 
 
 class Refused(Told, ValueError):
@@ -111,26 +116,66 @@ def give(
         begin = _users(settings, users)
         known = {} if renew else {path.stem: _read(path) for path in folder.glob("*.env")}
         variables: dict[str, dict[str, str]] = {}
-        with_bus, with_objects = settings.bus_url.startswith("kafka:"), settings.objects_url.startswith("s3:")
-        if with_bus and with_objects and not Cluster.parse(settings.bus_url).user:
-            typer.echo(
-                "bus (ETUDE_BUS): found no login, so its users have no names; object keys alone are given.", err=True
-            )
-            with_bus = False
+        with_bus, with_objects = _with(settings)
         if with_bus:
             _add(variables, _bus_secrets(settings.bus_url, begin, known, renew))
         if with_objects:
             _add(variables, _object_secrets(settings, begin, known, renew))
-        if not variables:
-            raise Refused("neither ETUDE_BUS names a Kafka nor ETUDE_OBJECTS an S3: files have no users")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for who, of in variables.items():  # before anything is made: a secret that only a server knew would be lost
             _write(folder / f"{who}.env", of)
         if with_bus:
-            _give_bus(settings.bus_url, begin, variables)
+            urls = {who: of["ETUDE_BUS"] for who, of in variables.items() if "ETUDE_BUS" in of}
+            passwords = {who: Cluster.parse(url).password for who, url in urls.items()}
+            _give_bus(Cluster.parse(settings.bus_url), begin, passwords)
         if with_objects:
-            _give_objects(settings, begin, variables)
+            _give_objects(settings, begin, {who: variables[who]["ETUDE_S3_SECRET_KEY"] for who in OBJECTS})
     typer.echo(f"{len(variables)} files in {folder}, for your eyes only.")
+
+
+@app.command(name="set")
+def set_(state: State = Path(".etude"), users: Users = "") -> None:
+    """Make a Kafka user and a MinIO key for every service whose secret the variable ETUDE_SECRET_SERVICE holds, the rules and
+    policies of each, and the topics and the bucket that are missing. What differs is set anew, secrets too, and what our users
+    may beyond the declaration is taken back. Writes no file. The settings must be an administrator's."""
+    with _told():
+        settings = ServiceSettings(state=state)
+        begin, given = _users(settings, users), _named(os.environ)
+        with_bus, with_objects = _with(settings)
+        if with_bus:
+            cluster = Cluster.parse(settings.bus_url)
+            made = _set_bus(cluster, begin, {who: secret for who, secret in given.items() if who in _on_bus()})
+            typer.echo(f"{cluster}: {made} topics made; users, rules and secrets are as declared.")
+        if with_objects:
+            _give_objects(settings, begin, {who: secret for who, secret in given.items() if who in OBJECTS})
+            typer.echo(f"{settings.objects_url}: keys, policies and secrets are as declared.")
+    typer.echo(f"set: {', '.join(given)}")
+
+
+def _named(environment: Mapping[str, str]) -> dict[str, str]:
+    """By service, the secret that its variable holds. Raises Refused."""
+    known = {f"{SECRET}{who.upper()}": who for who in {**ACCESS, **OBJECTS}}
+    found = {name: value for name, value in sorted(environment.items()) if name.startswith(SECRET)}
+    if unknown := [name for name in found if name not in known]:
+        raise Refused(f"{unknown[0]}: there is no such service; allowed: {', '.join(known)}")
+    if short := [name for name, value in found.items() if len(value) < SHORTEST]:
+        raise Refused(f"{short[0]}: found {len(found[short[0]])} characters; allowed: {SHORTEST} and more")
+    if not found:
+        raise Refused(f"found no secret; set {', '.join(known)}, or those of them that are needed")
+    return {known[name]: value for name, value in found.items()}
+
+
+def _with(settings: ServiceSettings) -> tuple[bool, bool]:
+    """Whether the bus and the objects have users. Raises Refused where neither has."""
+    with_bus, with_objects = settings.bus_url.startswith("kafka:"), settings.objects_url.startswith("s3:")
+    if not with_bus and not with_objects:
+        raise Refused("neither ETUDE_BUS names a Kafka nor ETUDE_OBJECTS an S3: files have no users")
+    if with_bus and with_objects and not Cluster.parse(settings.bus_url).user:
+        typer.echo(
+            "bus (ETUDE_BUS): found no login, so its users have no names; object keys alone are given.", err=True
+        )
+        with_bus = False
+    return with_bus, with_objects
 
 
 def _add(variables: dict[str, dict[str, str]], more: Mapping[str, dict[str, str]]) -> None:
@@ -147,7 +192,7 @@ def _bus_secrets(url: str, begin: str, known: Known, renew: bool) -> dict[str, d
             f"bus (ETUDE_BUS): found {f'a login by {cluster.mechanism}' if cluster.user else 'no login'}; users are made by "
             "SCRAM-SHA-512 or SCRAM-SHA-256 alone: have them made where your cluster keeps them, then `etude topics acl apply`"
         )
-    who_uses = [who for who, access in ACCESS.items() if access != Access()]
+    who_uses = _on_bus()
     there = {
         who: Cluster.parse(known[who]["ETUDE_BUS"]).password for who in who_uses if "ETUDE_BUS" in known.get(who, {})
     }
@@ -163,23 +208,42 @@ def _bus_secrets(url: str, begin: str, known: Known, renew: bool) -> dict[str, d
     }
 
 
-def _give_bus(url: str, begin: str, variables: Known) -> None:
-    from kafka.admin import UserScramCredentialUpsertion
+def _on_bus() -> list[str]:
+    """Who uses the bus at all."""
+    return [who for who, access in ACCESS.items() if access != Access()]
 
+
+def _give_bus(cluster: Cluster, begin: str, passwords: Mapping[str, str]) -> None:
     from shared.bus.kafka_admin import administration
 
-    cluster = Cluster.parse(url)
-    theirs = [Cluster.parse(of["ETUDE_BUS"]) for of in variables.values() if "ETUDE_BUS" in of]
-    wanted = [UserScramCredentialUpsertion(one.user, cluster.mechanism, one.password) for one in theirs]
     with administration(cluster) as admin:
-        with topic_rules.explained(cluster, "make users (Alter on the cluster)"):
-            failed = {user: why for user, why in admin.alter_user_scram_credentials(wanted).items() if why}
-        if failed:
-            raise Refused(
-                f"bus (ETUDE_BUS): {cluster} makes no user {', '.join(failed)}: {next(iter(failed.values()))}"
-            )
+        _make_users(admin, cluster, begin, passwords)
         rules = topic_rules.declared(cluster, begin)
         topic_rules.make(admin, cluster, topic_rules.compare(rules, topic_rules.look(admin, cluster), begin).missing)
+
+
+def _set_bus(cluster: Cluster, begin: str, passwords: Mapping[str, str]) -> int:
+    """How many topics were made."""
+    from shared.bus.kafka_admin import administration
+
+    with administration(cluster) as admin:
+        differ = topic_rules.compare(topic_rules.declared(cluster, begin), topic_rules.look(admin, cluster), begin)
+        topic_rules.remove(admin, cluster, [rule for rule in differ.surplus if rule.user != topic_rules.EVERYBODY])
+        topic_rules.make(admin, cluster, differ.missing)
+        _make_users(admin, cluster, begin, passwords)
+        return len(complete(admin, cluster))
+
+
+def _make_users(admin: KafkaAdminClient, cluster: Cluster, begin: str, passwords: Mapping[str, str]) -> None:
+    """Services log in by SCRAM; an administrator whom the brokers' own configuration names may do so by PLAIN."""
+    from kafka.admin import UserScramCredentialUpsertion
+
+    mechanism = cluster.mechanism if cluster.mechanism.startswith("SCRAM") else MECHANISMS[0]
+    wanted = [UserScramCredentialUpsertion(f"{begin}{who}", mechanism, secret) for who, secret in passwords.items()]
+    with topic_rules.explained(cluster, "make users (Alter on the cluster)"):
+        failed = {user: why for user, why in admin.alter_user_scram_credentials(wanted).items() if why}
+    if failed:
+        raise Refused(f"bus (ETUDE_BUS): {cluster} makes no user {', '.join(failed)}: {next(iter(failed.values()))}")
 
 
 def _object_secrets(settings: ServiceSettings, begin: str, known: Known, renew: bool) -> dict[str, dict[str, str]]:
@@ -198,11 +262,11 @@ def _object_secrets(settings: ServiceSettings, begin: str, known: Known, renew: 
     }
 
 
-def _give_objects(settings: ServiceSettings, begin: str, variables: Known) -> None:
+def _give_objects(settings: ServiceSettings, begin: str, secret_of: Mapping[str, str]) -> None:
     stores.connect(settings.objects_url)  # makes the bucket, which no service may
     bucket = Bucket.parse(settings)
-    for who in OBJECTS:
-        bucket.give(variables[who]["ETUDE_S3_ACCESS_KEY"], variables[who]["ETUDE_S3_SECRET_KEY"])
+    for who, secret in secret_of.items():
+        bucket.give(f"{begin}{who}", secret)
     bucket.apply(begin)
 
 

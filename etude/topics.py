@@ -58,8 +58,19 @@ def apply(state: State = Path(".etude")) -> None:
     _report(state, apply=True)
 
 
+def complete(admin: KafkaAdminClient, cluster: Cluster) -> list[Topic]:
+    """Makes the topics that are missing. Returns them, when they can be used."""
+    from shared.bus.kafka_admin import READY_WITHIN_MS, look, make
+
+    there = look(admin, cluster, wanted())
+    if missing := [topic for topic in wanted() if topic.name not in there]:
+        make(admin, cluster, missing)
+        admin.wait_for_topics([cluster.physical(topic.name) for topic in missing], timeout_ms=READY_WITHIN_MS)
+    return missing
+
+
 def _report(state: Path, *, apply: bool) -> None:
-    from shared.bus.kafka_admin import READY_WITHIN_MS, administration, differences, look, make, protect
+    from shared.bus.kafka_admin import administration, differences, look, protect
 
     url = ServiceSettings(state=state).bus_url
     if not url.startswith("kafka:"):
@@ -71,17 +82,12 @@ def _report(state: Path, *, apply: bool) -> None:
     try:
         cluster = Cluster.parse(url)
         with administration(cluster) as admin:
-            found = look(admin, cluster, wanted())
             if apply:
-                missing = [topic for topic in wanted() if topic.name not in found]
-                make(admin, cluster, missing)
-                if missing:
-                    names = [cluster.physical(topic.name) for topic in missing]
-                    admin.wait_for_topics(names, timeout_ms=READY_WITHIN_MS)
+                if missing := complete(admin, cluster):
                     console.print(f"{len(missing)} topics made.")
                 if changed := protect(admin, cluster, wanted()):
                     console.print(f"min.insync.replicas set of {changed} topics.")
-                found = look(admin, cluster, wanted())
+            found = look(admin, cluster, wanted())
     except (BusUnavailable, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -1,5 +1,5 @@
 """Writes `.env` for docker compose: `.env.example` with a fresh secret for every empty value. Where there is one already,
-it adds the secrets that it lacks or leaves empty, and leaves what stands there as it is.
+it adds the secrets that a newer release asks for and fills in those that are empty, and leaves all else as it is.
 
     python3 infra/docker/env.py [--local]      --local: with the images of `make images`, no image registry
 
@@ -39,12 +39,12 @@ def write(example: Path, target: Path, local: bool = False) -> None:
 
 def complete(example: Path, target: Path) -> list[str]:
     """Adds the secrets that `target` does not name or leaves empty. Returns their names."""
-    text, missing = target.read_text(), []
-    for name in _EMPTY.findall(example.read_text()):
-        if not re.search(rf"^{name}=.", text, re.MULTILINE):
-            missing.append(name)
-            text, there = re.subn(rf"^{name}=$", _fresh(name), text, flags=re.MULTILINE)
-            text = text if there else text.rstrip("\n") + f"\n{_fresh(name)}\n"
+    text = target.read_text()
+    missing = [name for name in _EMPTY.findall(example.read_text()) if not re.search(f"^{name}=.", text, re.MULTILINE)]
+    for name in missing:
+        text, empty = re.subn(f"^{name}=$", _fresh(name), text, flags=re.MULTILINE)
+        if not empty:
+            text = text.rstrip("\n") + f"\n{_fresh(name)}\n"
     if missing:
         target.write_text(text)
     return missing
@@ -58,6 +58,7 @@ if __name__ == "__main__":
         write(example, target, local=sys.argv[1:] == ["--local"])
         print(f"{target} written; only you can read it")
     except FileExistsError:
-        if not (added := complete(example, target)):
-            sys.exit(f"{target} exists and was left as it is; servers keep the passwords they were first started with")
-        print(f"{target} had no value for {', '.join(added)}: added; the rest was left as it is")
+        if added := complete(example, target):
+            print(f"{target} had no {', '.join(added)}: added; the rest was left as it is")
+        else:
+            print(f"{target} has all that is needed, and was left as it is")

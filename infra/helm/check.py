@@ -1,4 +1,4 @@
-"""Lints the chart, renders it for every values file, and validates the result against Kubernetes' own schemas.
+"""Lints the chart, renders it for every kind of installation, and validates the result against Kubernetes' own schemas.
 
     python -m infra.helm.check
 
@@ -30,10 +30,21 @@ KEDA = "github.com/kedacore/keda/v2@v2.17.2"
 SCHEMAS = "kubernetes-validate==1.37.0"
 VERSIONS = ("1.31.0", "1.37.0")  # of Kubernetes
 # An installation's own part: what values.yaml leaves open on purpose.
-SERVERS = (
-    "servers.bus=kafka://kafka-0.kafka:9092\\,kafka-1.kafka:9092",
-    "servers.objects=s3://etude@s3.example:443?secure=1",
-)
+BUS = "servers.bus=kafka://kafka-0.kafka:9092\\,kafka-1.kafka:9092"
+OBJECTS = "servers.objects=s3://etude@s3.example:443?secure=1"
+SCALING = "scaling.kafka.servers=kafka-0.kafka:9092\\,kafka-1.kafka:9092"
+INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
+    "node": (BUS, OBJECTS),
+    "cluster": (BUS, OBJECTS, SCALING),
+    "node access": (),
+    "cluster access": (SCALING, "scaling.kafka.prefix=team-a"),
+}
+REFUSED = {  # what is missing or wrong, and the word by which the chart must say so
+    (): "servers",
+    (BUS,): "objects",
+    (BUS.replace("//", "//etude:hush@"), OBJECTS): "bus",
+    (BUS, OBJECTS, "scaling.enabled=true"): "scaling.kafka.servers",
+}
 
 
 def run(*command: str | Path, quiet: bool = True) -> str:
@@ -82,17 +93,42 @@ def schemas() -> Path:
     return folder
 
 
-def render(values: Path) -> str:
+def arguments(values: str, own: tuple[str, ...]) -> list[str]:
+    files = (part for name in values.split() for part in ("-f", str(CHART / f"values-{name}.yaml")))
+    settings = (part for one in own for part in (("--set" if one.endswith("=true") else "--set-string"), one))
     # Asked of no cluster, a helm that is built from its module takes it for an ancient one.
-    arguments = [*(part for value in SERVERS for part in ("--set-string", value)), "--kube-version", VERSIONS[0]]
-    run(TOOLS / "helm", "lint", "--strict", CHART, "-f", values, *arguments)
-    return run(TOOLS / "helm", "template", "etude", CHART, "-f", values, *arguments)
+    return [*files, *settings, "--kube-version", VERSIONS[0]]
+
+
+def render(values: str, own: tuple[str, ...]) -> str:
+    run(TOOLS / "helm", "lint", "--strict", CHART, *arguments(values, own))
+    return run(TOOLS / "helm", "template", "etude", CHART, *arguments(values, own))
 
 
 def refuses_what_is_missing() -> None:
-    done = subprocess.run([TOOLS / "helm", "template", "etude", CHART], capture_output=True, text=True)
-    if done.returncode == 0 or "servers" not in done.stderr:
-        sys.exit(f"the chart must say which servers are missing; it said: {done.stderr or 'nothing'}")
+    for own, word in REFUSED.items():
+        command = [TOOLS / "helm", "template", "etude", CHART, *arguments("", own)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0 or word not in done.stderr:
+            sys.exit(f"with {own} the chart must say what is wrong with {word}; it said: {done.stderr or 'nothing'}")
+
+
+def keeps_secrets_apart(manifest: str) -> None:
+    """With values-access.yaml each pod has its own secret, and no key or address that all share."""
+    for resource in yaml.safe_load_all(manifest):
+        if resource["kind"] != "Deployment":
+            continue
+        (container,) = resource["spec"]["template"]["spec"]["containers"]
+        name = container["name"].removesuffix("-evaluation")
+        shared = {one["name"] for one in container["env"]} & {
+            *("ETUDE_BUS", "ETUDE_OBJECTS"),
+            *("ETUDE_S3_ACCESS_KEY", "ETUDE_S3_SECRET_KEY"),
+        }
+        own = [one["secretRef"]["name"] for one in container.get("envFrom", [])]
+        if shared or own != [f"etude-{name}"]:
+            sys.exit(
+                f"{container['name']}: found secrets {own} and {shared or 'nothing'} of all; allowed: etude-{name} alone"
+            )
 
 
 def main() -> None:
@@ -104,11 +140,13 @@ def main() -> None:
         *("-schema-location", f"{folder}/keda/{kind}"),
     )
     refuses_what_is_missing()
-    for values in sorted(CHART.glob("values-*.yaml")):
-        manifest = TOOLS / f"{values.stem}.rendered.yaml"
-        manifest.write_text(render(values))
+    for values, own in INSTALLATIONS.items():
+        manifest = TOOLS / f"{values.replace(' ', '-')}.rendered.yaml"
+        manifest.write_text(render(values, own))
+        if "access" in values:
+            keeps_secrets_apart(manifest.read_text())
         for version in VERSIONS:
-            print(f"{values.name}, Kubernetes {version}: ", end="", flush=True)
+            print(f"{values}, Kubernetes {version}: ", end="", flush=True)
             options = ("-strict", "-summary", "-skip", "PodMonitor", "-kubernetes-version", version)
             run(TOOLS / "kubeconform", *options, *locations, manifest, quiet=False)
 

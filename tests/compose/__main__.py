@@ -71,7 +71,7 @@ def over(run: str) -> bool:
 def measure(run: str, options: argparse.Namespace) -> str:
     """The newest version on the held-out problems: the last row of the table."""
     command = f"etude measure {run} --problems {options.problems} --samples 4"
-    shown = docker("compose", "exec", "-T", "scheduler", *command.split())
+    shown = docker("compose", "run", "--rm", "-T", "cli", *command.split())
     return " ".join(shown.strip().splitlines()[-1].split())
 
 
@@ -171,7 +171,7 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         raise Failed(f"demo named no run: {told[-600:]}")
     say(f"{run} started after {time.monotonic() - began:.0f} s")
     say(f"before: {measure(run, options)}")
-    docker("compose", "exec", "-T", "scheduler", "etude", "resume", run)
+    docker("compose", "run", "--rm", "-T", "cli", "etude", "resume", run)
     say(f"first step after {until(lambda: steps(run) >= 1, 'the first step', options.patience):.0f} s more")
     for pair in filter(None, options.scale.split(",")):
         docker("compose", "up", "-d", "--wait", "--no-recreate", "--scale", pair, pair.partition("=")[0])

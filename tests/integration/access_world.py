@@ -62,6 +62,16 @@ def log() -> Path:
 @contextlib.contextmanager
 def world(folder: Path) -> Iterator[World]:
     """Topics, bucket, users, rules and policies are there; all but the bucket are removed afterwards."""
+    with empty(folder) as made:
+        for words in (("topics", "apply"), ("access", "give", str(folder))):
+            code, said = made.etude(*words)
+            assert code == 0, AUTHORIZER if "keeps no rules" in said else said
+        yield made
+
+
+@contextlib.contextmanager
+def empty(folder: Path) -> Iterator[World]:
+    """Nothing is there; what was made meanwhile, all but the bucket, is removed afterwards."""
     found = need("ETUDE_BUS", "ETUDE_OBJECTS")
     name = f"t{secrets.token_hex(4)}"  # an access key may have 20 characters, `-evaluator` among them
     administrator = {
@@ -71,9 +81,6 @@ def world(folder: Path) -> Iterator[World]:
     }
     made = World(f"{name}-", administrator, folder)
     try:
-        for words in (("topics", "apply"), ("access", "give", str(folder))):
-            code, said = made.etude(*words)
-            assert code == 0, AUTHORIZER if "keeps no rules" in said else said
         yield made
     finally:
         _forget(made)

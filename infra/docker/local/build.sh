@@ -65,7 +65,7 @@ servers() {
 }
 etude() {
   cd "$root"
-  [ -f .env ] || python3 infra/docker/env.py --local
+  python3 infra/docker/env.py --local # what is there stays; a release may ask for more
   . infra/docker/revision.sh
   # One service per image, one after another: the classic builder works on every service at once and shares nothing that
   # is not finished, so that four services of one image would install its packages four times over.

@@ -10,13 +10,21 @@ app.kubernetes.io/component: {{ .name }}
 
 {{/* What every service is told; the same names as docker-compose.yml uses. */}}
 {{- define "etude.environment" -}}
-- {name: ETUDE_BUS, value: {{ .root.Values.servers.bus | quote }}}
-- {name: ETUDE_OBJECTS, value: {{ .root.Values.servers.objects | quote }}}
+{{- if not .service.secret }}
+{{- range $name, $key := dict "ETUDE_BUS" "bus" "ETUDE_OBJECTS" "objects" }}
+{{- $url := index $.root.Values.servers $key }}
+{{- if eq $url "secret" }}
+- {name: {{ $name }}, valueFrom: {secretKeyRef: {name: {{ $.root.Values.secret }}, key: {{ $key }}}}}
+{{- else }}
+- {name: {{ $name }}, value: {{ $url | quote }}}
+{{- end }}
+{{- end }}
+- {name: ETUDE_S3_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-access-key}}}
+- {name: ETUDE_S3_SECRET_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-secret-key}}}
+{{- end }}
 - {name: ETUDE_LOG_LEVEL, value: {{ .root.Values.logLevel }}}
 - {name: ETUDE_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: ETUDE_ADVERTISE, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-- {name: ETUDE_S3_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-access-key}}}
-- {name: ETUDE_S3_SECRET_KEY, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: s3-secret-key}}}
 {{- if .service.ledger }}
 - {name: ETUDE_LEDGER, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: ledger}}}
 {{- end }}

@@ -166,6 +166,21 @@ def test_a_bus_that_is_a_file_has_no_rules_and_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "keys").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "set ETUDE_SECRET_CURATOR"),
+        ({"ETUDE_SECRET_GREADER": "a" * 32}, "ETUDE_SECRET_GREADER: there is no such service"),
+        ({"ETUDE_SECRET_GRADER": "short"}, "ETUDE_SECRET_GRADER: found 5 characters"),
+        ({"ETUDE_SECRET_GRADER": "a" * 32}, "files have no users"),
+    ],
+)
+def test_secrets_that_cannot_be_set_are_told_by_name_and_never_shown(given: dict[str, str], said: str) -> None:
+    done = CliRunner().invoke(access.app, ["set"], env={"ETUDE_BUS": "", "ETUDE_OBJECTS": "", **given})
+    assert (done.exit_code, said in done.output) == (1, True)
+    assert not [secret for secret in given.values() if secret in done.output]
+
+
 # Objects
 
 

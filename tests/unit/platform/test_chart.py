@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES
 from infra import declared
+from infra.helm import check
+from shared.bus.kafka_cluster import Cluster
+from shared.contracts.topics import ACCESS, TOPICS
 
 CHART = Path(__file__).resolve().parents[3] / "infra" / "helm"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -47,14 +52,40 @@ def test_values_files_speak_of_services_and_keys_that_exist():
         assert values.get("services", {}).keys() <= VALUES["services"].keys()
 
 
+def test_every_installation_that_is_checked_has_its_files_and_every_file_is_checked():
+    named = {name for values in check.INSTALLATIONS for name in values.split()}
+    assert {f"values-{name}.yaml" for name in named} == {path.name for path in CHART.glob("values-*.yaml")}
+
+
+def test_with_secrets_of_their_own_each_service_has_that_of_its_own_user():
+    given = yaml.safe_load((CHART / "values-access.yaml").read_text())
+    assert given["services"].keys() == VALUES["services"].keys()
+    for name, service in given["services"].items():
+        assert service == {"secret": f"etude-{name.removesuffix('-evaluation')}"}
+    assert given["scaling"]["kafka"]["authenticationRef"] == "etude-scaler"
+    assert {"scaler", *(name.removesuffix("-evaluation") for name in given["services"])} <= {*ACCESS, *OBJECTS}
+
+
+def test_an_address_in_the_values_holds_no_password():
+    """What is in values is in every history of releases."""
+    properties = json.loads((CHART / "values.schema.json").read_text())["properties"]["servers"]["properties"]
+    for bus in ("secret", "kafka://a:9092", "kafka://a:9092,b:9092/team-a?tls=1&replication=3"):
+        assert re.search(properties["bus"]["pattern"], bus)
+        assert bus == "secret" or Cluster.parse(bus)
+    for bus in ("", "kafka://etude:hush@a:9092", "kafka://a:9092,etude:hush@b:9092", "kafka://a:9092?x=etude:hush@b"):
+        assert not re.search(properties["bus"]["pattern"], bus)
+    for objects in ("secret", "s3://etude@s3.example:443?secure=1"):
+        assert re.search(properties["objects"]["pattern"], objects)
+
+
 def test_no_server_and_no_secret_has_a_default():
     assert set(VALUES["servers"].values()) == {""}
+    assert not any("secret" in service for service in VALUES["services"].values())
+    assert VALUES["scaling"]["kafka"] == {"servers": "", "prefix": "", "authenticationRef": ""}
     assert "kind: Secret" not in TEMPLATES
 
 
 def test_workers_scale_on_the_topics_and_groups_that_the_services_read():
-    from shared.contracts.topics import TOPICS
-
     text = (CHART / "templates" / "scaling.yaml").read_text()
     pairs = re.findall(r'"topic" "([\w.]+)" "group" "(\w+)"', text)
     assert set(pairs) == {("rollouts.requested", "rollout"), ("rollouts.finished", "reward")}

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES
 from services.console.config import ConsoleSettings
 from services.console.site import ALWAYS_OPEN
+from shared.contracts.topics import ACCESS, Access
 from shared.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,8 +26,11 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "infra/docker/Dockerfile").read_text()
 OURS = {name: service for name, service in ALL.items() if str(service["image"]).startswith("etude/")}
-STAYING = {name: service for name, service in ALL.items() if name != "demo"}
-SECRETS = ("PASSWORD", "SECRET", "ACCESS_KEY", "TOKEN")
+ENDING = {"access", "demo", "cli", "dlq"}
+STAYING = {name: service for name, service in ALL.items() if name not in ENDING}
+SECRETS = ("PASSWORD", "SECRET", "TOKEN")
+# Who signs in as whom, where it is not the service's own name.
+USERS = {"trainer-gpu": "trainer", "inference-evaluation": "inference", "demo": "cli"}
 
 
 def module_of(service: dict[str, Any]) -> str | None:
@@ -48,12 +53,76 @@ def test_no_secret_is_written_down_and_none_has_a_default():
     required = re.compile(r"\$\{[A-Z0-9_]+:\?[^}]+\}")
     for name, service in ALL.items():
         for key, value in (service.get("environment") or {}).items():
-            if any(word in key for word in SECRETS) or re.search(r"://[^@]*:[^@]*@", str(value)) or "AUTH" in key:
-                if key.startswith("GF_AUTH_"):
+            held = str(value)
+            inside = re.search(r"://[^@]*:[^@]*@", held) or "password=" in held
+            if any(word in key for word in SECRETS) or inside or "AUTH" in key:
+                if key.startswith(("GF_AUTH_", "KAFKA_AUTHORIZER_")):
                     continue
-                assert required.search(str(value)), f"{name}: {key}"
+                assert required.search(held), f"{name}: {key}"
     text = (ROOT / "docker-compose.yml").read_text()
-    assert not re.search(r"\$\{ETUDE_\w*(PASSWORD|KEY)(:?-)", text)
+    assert not re.search(r"\$\{ETUDE_\w*(PASSWORD|KEY|SECRET\w*)(:?-)", text)
+
+
+def of_env(value: object) -> set[str]:
+    """The variables of .env that a value is made of."""
+    return set(re.findall(r"\$\{([A-Z0-9_]+)", str(value)))
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "access"])
+def test_a_service_signs_in_as_itself_and_holds_no_secret_of_another(name):
+    user, held = USERS.get(name, name), OURS[name]["environment"]
+    assert user in {**ACCESS, **OBJECTS}
+    assert ("ETUDE_BUS" in held) == (ACCESS[user] != Access())
+    assert ("ETUDE_S3_SECRET_KEY" in held) == (user in OBJECTS)
+    if "ETUDE_BUS" in held:
+        assert re.fullmatch(
+            rf"kafka://etude-{user}:\$\{{ETUDE_SECRET_{user.upper()}:\?.+\}}@kafka:9092", held["ETUDE_BUS"]
+        )
+    if "ETUDE_S3_SECRET_KEY" in held:
+        assert held["ETUDE_S3_ACCESS_KEY"] == f"etude-{user}"
+        assert of_env(held["ETUDE_S3_SECRET_KEY"]) == {f"ETUDE_SECRET_{user.upper()}"}
+    named = {one for value in held.values() for one in of_env(value)}
+    assert {one for one in named if one.startswith("ETUDE_SECRET_")} == {f"ETUDE_SECRET_{user.upper()}"}
+
+
+@pytest.mark.parametrize(
+    ("root", "server"),
+    [("ETUDE_S3_ACCESS_KEY", "minio"), ("ETUDE_S3_SECRET_KEY", "minio"), ("ETUDE_KAFKA_PASSWORD", "kafka")],
+)
+def test_an_administrator_is_known_to_the_server_itself_and_to_the_one_that_gives_keys(root, server):
+    holders = {
+        name
+        for name, service in ALL.items()
+        if any(
+            root in of_env(value) for value in (*(service.get("environment") or {}).values(), service.get("command"))
+        )
+    }
+    assert holders == {server, "access"}
+
+
+def test_kafka_lets_in_nobody_without_a_login_and_allows_nothing_without_a_rule():
+    kafka = ALL["kafka"]["environment"]
+    listeners = dict(pair.split(":") for pair in kafka["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    assert set(re.findall(r"(\w+)://", kafka["KAFKA_LISTENERS"])) == set(listeners)
+    assert set(listeners.values()) == {"SASL_PLAINTEXT"}
+    assert "SASL" not in kafka["KAFKA_ADVERTISED_LISTENERS"], "the image would ask for a file of logins"
+    assert kafka["KAFKA_AUTHORIZER_CLASS_NAME"] == "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    assert kafka["KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND"] == "false"
+    assert kafka["KAFKA_SUPER_USERS"] == "User:etude"
+    plain = [value for name, value in kafka.items() if "PLAIN_SASL_JAAS" in name]
+    assert [re.findall(r"user_(\w+)=", value) for value in plain] == [["etude"], ["etude"]]
+
+
+def test_who_gives_keys_has_the_secret_of_each_that_signs_in_and_all_of_them_wait_for_it():
+    users = {USERS.get(name, name) for name in OURS if name != "access"}
+    held = {key: value for key, value in ALL["access"]["environment"].items() if key.startswith("ETUDE_SECRET_")}
+    assert held.keys() == {f"ETUDE_SECRET_{user.upper()}" for user in users}
+    assert all(of_env(value) == {key} for key, value in held.items())
+    assert ALL["access"]["command"] == ["etude", "access", "set"]
+    assert not ALL["access"].get("profiles")
+    assert "unless-stopped" not in ALL["access"]["restart"], "its end is what the others wait for"
+    for name in OURS.keys() - ENDING:
+        assert ALL[name]["depends_on"]["access"] == {"condition": "service_completed_successfully"}
 
 
 def test_the_example_names_every_variable_and_gives_away_no_secret():
@@ -85,7 +154,7 @@ def test_a_written_environment_has_fresh_secrets_that_fit_into_urls_and_is_never
     values = [dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", path.read_text(), re.MULTILINE)) for path in (first, second)]
     secrets = [value for name, value in values[0].items() if name != "COMPOSE_PROFILES"]
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets)
-    assert len(set(secrets)) == len(secrets) >= 5
+    assert len(set(secrets)) == len(secrets) >= 15
     assert not set(secrets) & set(values[1].values())
     assert first.stat().st_mode & 0o077 == 0
     with pytest.raises(FileExistsError):
@@ -106,6 +175,18 @@ def test_an_older_environment_gets_the_secrets_that_it_lacks_or_leaves_empty_and
     assert all(re.search(rf"^{name}=[0-9a-f]{{48}}$", text, re.MULTILINE) for name in added)
     assert env.complete(ROOT / ".env.example", target) == []
     assert target.read_text() == text
+
+
+def test_a_secret_that_is_named_and_empty_is_filled_in_where_it_stands(tmp_path):
+    env, target = environment_writer(), tmp_path / ".env"
+    env.write(ROOT / ".env.example", target)
+    whole = target.read_text()
+    target.write_text(re.sub(r"^ETUDE_SECRET_GRADER=.*$", "ETUDE_SECRET_GRADER=", whole, flags=re.MULTILINE))
+    assert env.complete(ROOT / ".env.example", target) == ["ETUDE_SECRET_GRADER"]
+    assert [line.partition("=")[0] for line in target.read_text().splitlines()] == [
+        line.partition("=")[0] for line in whole.splitlines()
+    ]
+    assert re.search(r"^ETUDE_SECRET_GRADER=[0-9a-f]{48}$", target.read_text(), re.MULTILINE)
 
 
 def test_an_environment_without_a_registry_names_compose_files_that_exist(tmp_path):
@@ -245,6 +326,8 @@ def test_settings_are_named_as_the_service_knows_them(name):
             if isinstance(item, type) and issubclass(item, ServiceSettings):
                 fields |= set(item.model_fields)
     named = {key.removeprefix("ETUDE_").lower() for key in OURS[name]["environment"] if key.startswith("ETUDE_")}
+    if name == "access":  # `etude access set` reads these itself
+        named = {key for key in named if not key.startswith("secret_")}
     image = {key.lower() for key in re.findall(r"\bETUDE_([A-Z0-9_]+)=", DOCKERFILE)}
     assert named | image <= fields
 
@@ -252,8 +335,8 @@ def test_settings_are_named_as_the_service_knows_them(name):
 def test_who_needs_a_server_is_on_its_network_and_waits_for_it():
     reaches = {"ETUDE_BUS": "kafka", "ETUDE_OBJECTS": "minio", "ETUDE_LEDGER": "postgres", "ETUDE_JOBS": "redis"}
     for name, service in OURS.items():
-        if name == "demo":
-            continue  # waits for services that wait for the servers
+        if name in ENDING - {"access"}:
+            continue  # `demo` waits for services that wait for the servers, the others for nobody
         for setting, server in reaches.items():
             if setting in service["environment"]:
                 assert set(service["networks"]) & set(ALL[server]["networks"]), f"{name} → {server}"

@@ -37,7 +37,7 @@ def commands(word: str) -> list[tuple[str, list[str]]]:
     for page in PAGES:
         for line in typed(page):
             for part in re.split(r"&&|;|\|(?= )", line):
-                part = re.sub(r"^docker compose exec(?: -T)? \w+ ", "", part.strip())
+                part = re.sub(r"^docker compose (?:exec|run --rm)(?: -T)? \w+ (?=etude )", "", part.strip())
                 part = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", part)
                 if part.startswith(f"{word} ") and "…" not in part:
                     try:
