@@ -25,7 +25,7 @@ from etude.topics import Users, complete
 from shared import objects as stores
 from shared.bus.kafka_cluster import MECHANISMS, Cluster
 from shared.contracts.topics import ACCESS, Access
-from shared.settings import ServiceSettings, Told
+from shared.settings import ServiceSettings, Told, read
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -61,7 +61,7 @@ def policy(
     if who not in OBJECTS:
         raise typer.BadParameter(f"found {who!r}; allowed: {', '.join(OBJECTS)}")
     with _told():
-        name = bucket or Bucket.parse(ServiceSettings(state=state)).name
+        name = bucket or Bucket.parse(read(ServiceSettings, state=state)).name
     typer.echo(json.dumps(object_rules.policy(OBJECTS[who], name), indent=2))
 
 
@@ -69,7 +69,7 @@ def policy(
 def check(state: State = Path(".etude"), users: Users = "") -> None:
     """Compare MinIO's policies and users with the declaration. Exit code 1 when something differs."""
     with _told():
-        settings = ServiceSettings(state=state)
+        settings = read(ServiceSettings, state=state)
         wrong = Bucket.parse(settings).differences(_users(settings, users))
     for line in wrong:
         typer.echo(line)
@@ -82,7 +82,7 @@ def check(state: State = Path(".etude"), users: Users = "") -> None:
 def apply(state: State = Path(".etude"), users: Users = "") -> None:
     """Set MinIO's policies, and give each to its user where that is there (`etude access give` makes them)."""
     with _told():
-        settings = ServiceSettings(state=state)
+        settings = read(ServiceSettings, state=state)
         bucket, begin = Bucket.parse(settings), _users(settings, users)
         given = bucket.apply(begin)
         missing = [f"{begin}{who}" for who in OBJECTS if who not in given]
@@ -112,7 +112,7 @@ def give(
     """Make a Kafka user and a MinIO key for every service, with the rules and policies of each, and write what it needs to log
     in to FOLDER/SERVICE.env. Secrets that lie there are kept. The settings must be an administrator's."""
     with _told():
-        settings = ServiceSettings(state=state)
+        settings = read(ServiceSettings, state=state)
         begin = _users(settings, users)
         known = {} if renew else {path.stem: _read(path) for path in folder.glob("*.env")}
         variables: dict[str, dict[str, str]] = {}

@@ -7,6 +7,7 @@ front door imports no inside of a service.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -73,7 +74,15 @@ def _front_door() -> None:
 
 def main() -> None:
     _front_door()
-    app()
+    try:
+        app()
+    except Exception as error:  # any command may be the first to look at its settings
+        from shared.settings import REFUSED, BadSettings
+
+        if not isinstance(error, BadSettings):
+            raise
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from None
 
 
 if __name__ == "__main__":

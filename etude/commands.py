@@ -385,9 +385,9 @@ def import_checkpoint(
 
 def _objects(state: Path) -> Objects:
     from shared import objects as stores
-    from shared.settings import ServiceSettings
+    from shared.settings import ServiceSettings, read
 
-    return stores.connect(ServiceSettings(state=state).objects_url)
+    return stores.connect(read(ServiceSettings, state=state).objects_url)
 
 
 @contextlib.contextmanager

@@ -118,12 +118,20 @@ def cores() -> Finding:
     return Finding("cores", True, f"{count}" + ("" if count >= 2 else "; the demo wants two: it will be slow"))
 
 
+def settings() -> Finding:
+    """Of every service, and of this command."""
+    checked = subprocess.run([sys.executable, "-m", "services", "--check"], capture_output=True, text=True)
+    ok = checked.returncode == 0
+    found = "all are known" if ok else checked.stderr.strip().removeprefix("setting ")
+    return Finding("settings", ok, found, "" if ok else "as each line says")
+
+
 def servers(state: Path) -> list[Finding]:
     """What the settings name and is not embedded."""
     from etude import reach
-    from shared.settings import ServiceSettings
+    from shared.settings import ServiceSettings, read
 
-    answers = reach.ask(ServiceSettings(state=state))
+    answers = reach.ask(read(ServiceSettings, state=state))
     return [
         Finding(what, ok, words if ok else "not usable", "" if ok else words) for what, (ok, words) in answers.items()
     ]
@@ -146,13 +154,17 @@ def ports() -> Finding:
 def essentials(state: Path) -> list[Finding]:
     """What every command that starts services needs."""
     checks: list[Callable[[], Finding]] = [system, python, packages, sandbox, memory, lambda: disk(state)]
-    return [check() for check in checks]
+    found = [check() for check in checks]
+    return [*found, settings()] if all(finding.ok for finding in found[:3]) else found  # it needs what those look for
 
 
 def findings(state: Path) -> list[Finding]:
     """What `etude doctor` looks at."""
     found = [*essentials(state), cores()]
-    return [*found, ports(), *servers(state)] if found[0].ok else found  # what they need cannot be imported elsewhere
+    if not found[0].ok:  # what the others need cannot be imported elsewhere
+        return found
+    good = all(finding.ok for finding in found if finding.what == "settings")
+    return [*found, ports(), *(servers(state) if good else [])]
 
 
 def report(state: Path) -> int:

@@ -148,7 +148,7 @@ async def measure(
         try:
             supervisor.start(services(checkpoint, own))
             say(console, title, f"services start; `etude status --state {state}` says what they wait on")
-            async with explained(state), Conductor(bus, objects, run, patience) as conductor:
+            async with explained(state), Conductor(bus, objects, run, patience, supervisor.refused) as conductor:
                 await conductor.control("start", config=store_config(objects, config))
                 await conductor.served(0)
                 there = count_problems(pack, split)

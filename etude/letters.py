@@ -23,7 +23,7 @@ from shared import bus as buses
 from shared.bus import Bus, BusUnavailable, Delivery, dead_letters
 from shared.contracts.codec import MessageTooLarge, Raw
 from shared.contracts.topics import TOPICS, Topic
-from shared.settings import ServiceSettings, Told
+from shared.settings import ServiceSettings, Told, read
 
 REPLAYED = "dlq.replayed"  # the group whose position says what was put back
 NOBODY = "dlq.nobody"  # a group that acknowledges nothing: its lag counts every letter that is kept
@@ -202,7 +202,7 @@ async def _run(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def _open(state: Path) -> AsyncIterator[Bus]:
-    bus = buses.connect(ServiceSettings(state=state).bus_url, client="etude-dlq")
+    bus = buses.connect(read(ServiceSettings, state=state).bus_url, client="etude-dlq")
     try:
         yield bus
     finally:

@@ -214,10 +214,10 @@ def _act(action: Action, run: str, reason: str, state: Path, **options: Any) -> 
 
 
 def _settings(state: Path) -> ServiceSettings:
-    from shared.settings import ServiceSettings
+    from shared.settings import ServiceSettings, read
 
     try:
-        return ServiceSettings(state=state)
+        return read(ServiceSettings, state=state)
     except (OSError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

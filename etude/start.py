@@ -25,7 +25,7 @@ from shared.contracts import topics
 from shared.contracts.messages import RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.ledger.transitions import RunState
-from shared.settings import ServiceSettings, Told
+from shared.settings import ServiceSettings, Told, read
 
 SCHEDULER = "scheduler"  # the group that takes up what is said of runs (services/scheduler/service.py)
 TAKEN_WITHIN_S, LOOK_S = 30.0, 0.3
@@ -71,7 +71,7 @@ async def begin(options: DemoOptions, settings: ServiceSettings, *, instead: boo
 def run(options: DemoOptions, *, instead: bool = False, paused: bool = False) -> int:
     """Returns the exit code: 0 started, 1 something stands in the way."""
     try:
-        settings = ServiceSettings(state=options.state)
+        settings = read(ServiceSettings, state=options.state)
         name = asyncio.run(begin(options, settings, instead=instead, paused=paused))
     except (DemoError, Told, ValueError) as error:
         typer.echo(str(error), err=True)

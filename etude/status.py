@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+from shared.settings import REFUSED
+
 
 def _gone(url: str) -> bool:
     """Nobody has that name any more: a container that was killed and replaced leaves its file behind."""
@@ -38,7 +40,8 @@ def _get(url: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
 
 
 def collect(state: Path) -> list[dict[str, Any]]:
-    """One row per service: {name, pid, url, state: ready|waiting|silent|down, waits: [...], restarts}."""
+    """One row per service: {name, pid, url, state: ready|waiting|starting|silent|refused|down, waits: [...], restarts}.
+    refused: its settings are bad, and it is not started again."""
     try:
         supervised = json.loads((state / "supervisor.json").read_text())["services"]
     except (OSError, ValueError, KeyError):
@@ -58,6 +61,8 @@ def collect(state: Path) -> list[dict[str, Any]]:
             row["state"], row["waits"] = ("ready" if answer.get("ready") else "waiting"), answer.get("waits", [])
         elif endpoint and name not in supervised and _gone(endpoint["url"]):
             continue
+        elif child.get("last_exit") == REFUSED:
+            row["state"] = "refused"
         elif child.get("pid"):
             row["state"] = "silent" if endpoint else "starting"
         else:
@@ -77,7 +82,14 @@ def show(state: Path, *, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("service", "state", "pid", "restarts", "address", "waits on"):
         table.add_column(column)
-    colours = {"ready": "green", "waiting": "yellow", "starting": "yellow", "silent": "red", "down": "red"}
+    colours = {
+        "ready": "green",
+        "waiting": "yellow",
+        "starting": "yellow",
+        "silent": "red",
+        "refused": "red",
+        "down": "red",
+    }
     for row in rows:
         waits = "; ".join(f"{w['waits_on']}, for {w['seconds']:.0f} s" for w in row["waits"])
         colour = colours[row["state"]]

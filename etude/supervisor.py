@@ -4,8 +4,9 @@ Invariants:
 - One supervisor per state directory (an advisory lock on `<state>/supervisor.lock`; the kernel drops it with us).
 - When the supervisor is killed, the kernel tells every child to end (PR_SET_PDEATHSIG, SIGTERM): it drains and leaves.
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
-  of health; it is never given up, and the log says each time what happened. One exception: SUPERSEDED says that another
-  process has rightly taken over; starting again would take the work back from it.
+  of health; it is never given up, and the log says each time what happened. Two exceptions: SUPERSEDED says that another
+  process has rightly taken over; starting again would take the work back from it. REFUSED says that its settings are bad,
+  and they are the same the next time.
 - Stop means SIGTERM (services drain), SIGKILL only after a grace period.
 """
 
@@ -27,10 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from shared.settings import REFUSED
+
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
 DETACH_S = 20.0  # a busy machine imports slowly
-SUPERSEDED = 3  # exit code
+SUPERSEDED = 3  # exit code, as is shared.settings.REFUSED
 LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
 LOCK = "supervisor.lock"  # in the state directory; holds the process id of whoever holds it
 
@@ -93,6 +96,7 @@ class _Child:
         self.state = state
         self.process: subprocess.Popen[bytes] | None = None
         self.wanted = True
+        self.refused = False
         self.restarts = 0
         self.delay = FIRST_DELAY_S
         self.started = 0.0
@@ -153,6 +157,12 @@ class _Child:
         if code == SUPERSEDED:
             self.wanted = False
             say(f"{self.spec.name} was superseded by another process; it is not started again")
+            return
+        if code == REFUSED:
+            self.wanted, self.refused = False, True
+            say(
+                f"{self.spec.name} cannot use its settings and is not started again; the last lines of {self.spec.name}.log say why"
+            )
             return
         self.restarts += 1
         self.next_start = now + self.delay
@@ -222,6 +232,11 @@ class Supervisor:
         with self._guard:
             return {n: c.process.pid for n, c in self._children.items() if c.process and c.process.poll() is None}
 
+    def refused(self) -> list[str]:
+        """Services that cannot use their settings, and are not started again."""
+        with self._guard:
+            return [name for name, child in self._children.items() if child.refused]
+
     def restarts(self) -> dict[str, int]:
         with self._guard:
             return {n: c.restarts for n, c in self._children.items()}
@@ -243,7 +258,7 @@ class Supervisor:
                 "last_exit": child.last_exit,
             }
             for name, child in self._children.items()
-            if child.wanted
+            if child.wanted or child.refused
         }
         text = json.dumps({"pid": os.getpid(), "services": rows}, sort_keys=True)
         path = self.state / "supervisor.json"

@@ -19,7 +19,7 @@ from etude.topic_rules import Differences, Rule
 from shared.bus import BusUnavailable, dead_letters
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import TOPICS, Topic
-from shared.settings import ServiceSettings, without_credentials
+from shared.settings import ServiceSettings, read, without_credentials
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -72,7 +72,7 @@ def complete(admin: KafkaAdminClient, cluster: Cluster) -> list[Topic]:
 def _report(state: Path, *, apply: bool) -> None:
     from shared.bus.kafka_admin import administration, differences, look, protect
 
-    url = ServiceSettings(state=state).bus_url
+    url = read(ServiceSettings, state=state).bus_url
     if not url.startswith("kafka:"):
         console.print(
             "The embedded bus makes its topics as they are declared; nothing to do. (ETUDE_BUS names no Kafka.)"
@@ -173,7 +173,7 @@ def _tell(differ: Differences, declared: int) -> bool:
 
 def _cluster(state: Path) -> Cluster:
     """Of a bus that is a file: one that is nowhere, without a prefix. Ends the command where the URL is none."""
-    url = ServiceSettings(state=state).bus_url
+    url = read(ServiceSettings, state=state).bus_url
     try:
         return Cluster.parse(url if url.startswith("kafka:") else "kafka://KAFKA:9092")
     except ValueError as error:
@@ -186,7 +186,7 @@ def _administration(state: Path) -> Iterator[tuple[KafkaAdminClient, Cluster]]:
     """Ends the command with a text where the cluster cannot be had."""
     from shared.bus.kafka_admin import administration
 
-    found = ServiceSettings(state=state).bus_url
+    found = read(ServiceSettings, state=state).bus_url
     if not found.startswith("kafka:"):
         typer.echo(
             f"bus (ETUDE_BUS): found {without_credentials(found)!r}, which has no users; rules are Kafka's", err=True

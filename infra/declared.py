@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.__main__ import settings_classes
 from shared.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,13 +94,14 @@ class Setting:
 
 def settings() -> dict[str, list[Setting]]:
     """Settings by the class that declares them: `ServiceSettings` first, then each service's own."""
-    classes: dict[str, type[ServiceSettings]] = {"Every service": ServiceSettings}
-    for path in sorted((ROOT / "services").glob("*/config.py")):
-        module = importlib.import_module(f"services.{path.parent.name}.config")
-        for item in vars(module).values():
-            if isinstance(item, type) and issubclass(item, ServiceSettings) and item is not ServiceSettings:
-                classes[item.__name__.removesuffix("Settings").removesuffix("Config")] = item
-    return {title: _settings_of(cls, inherited=cls is not ServiceSettings) for title, cls in classes.items()}
+    titles = {cls.__name__.removesuffix("Settings").removesuffix("Config"): cls for cls in settings_classes()}
+    own = {title: _settings_of(cls, inherited=True) for title, cls in titles.items()}
+    return {"Every service": _settings_of(ServiceSettings, inherited=False), **own}
+
+
+def fields() -> list[str]:
+    """Every field that some service declares."""
+    return sorted({field for cls in settings_classes() for field in cls.model_fields})
 
 
 def _settings_of(cls: type[ServiceSettings], *, inherited: bool) -> list[Setting]:

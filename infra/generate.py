@@ -1,4 +1,5 @@
-"""Writes what comes from code: Grafana's dashboards, docs/metrics.md, docs/settings.md, docs/run.md.
+"""Writes what comes from code: Grafana's dashboards, docs/metrics.md, docs/settings.md, docs/run.md, and the
+names that shared/settings.py knows.
 
 python -m infra.generate          # a test fails when the files are not what this writes
 """
@@ -24,7 +25,8 @@ def files() -> dict[Path, str]:
     folder = Path("infra/grafana/dashboards")
     boards = {folder / f"{name}.json": json.dumps(render(d), indent=1) + "\n" for name, d in DASHBOARDS.items()}
     docs = {"metrics": metrics_page(), "settings": settings_page(), "run": run_page()}
-    return {**boards, **{Path("docs") / f"{name}.md": text for name, text in docs.items()}}
+    known = {Path("shared/declared_settings.json"): json.dumps(declared.fields(), indent=1) + "\n"}
+    return {**boards, **known, **{Path("docs") / f"{name}.md": text for name, text in docs.items()}}
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -56,8 +58,10 @@ def settings_page() -> str:
     parts = [
         f"# Settings\n\n<!-- {AGAIN} -->\n",
         "Every service reads environment variables, over a TOML file that `ETUDE_CONFIG` names (keys there: lower case,\n"
-        "without `ETUDE_`). `python -m services.NAME --check` prints the resolved whole, secrets masked, and exits; a wrong\n"
-        "value ends a service at once with the field, what was found and what is allowed.\n\n"
+        "without `ETUDE_`). One file serves all: a service passes over what another declares, and a name that none declares is\n"
+        "refused. `python -m services.NAME --check` prints the resolved whole, secrets masked, and exits, `python -m services\n"
+        "--check` tries every service's; a wrong value ends a service at once (code 2) with the field, what was found and what\n"
+        "is allowed, and `etude up`, `etude demo` and `etude eval` say so before they begin.\n\n"
         "What a *run* learns with is no setting of a service: it is stored with the run ([run.md](run.md)).\n",
     ]
     for title, rows in declared.settings().items():

@@ -1,10 +1,13 @@
 """Settings alike for every service: environment variables (`ETUDE_…`) over a TOML file (`ETUDE_CONFIG`), validated at start.
 
-The URL of an outside system chooses its adapter. Defaults are the embedded ones, below one state directory.
+The URL of an outside system chooses its adapter. Defaults are the embedded ones, below one state directory. Environment and
+file are one for all services: each takes its own and passes over the others'; what none declares is refused by all.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import socket
@@ -15,16 +18,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 S = TypeVar("S", bound="ServiceSettings")
 CLOSE = 0.9  # likeness of two names above which one is taken for a slip of the pen
+ALIKE = 0.6  # the same for a name that is refused in any case: what may have been meant
+REFUSED = 2  # exit code of a service whose settings are bad: starting it again changes nothing
 _CREDENTIALS = re.compile(r"^([A-Za-z0-9+.-]*:)?(/{0,2}).*@", re.DOTALL)
 _PASSWORD = re.compile(r"(://[^/@:\s]*:)[^@\s]+@")
 
 
 class Told(Exception):
     """An error whose text says all that a person needs: who ends with it prints that, and no stack trace."""
+
+
+class BadSettings(Told, ValueError):
+    """A line for each setting that is wrong: where it stands, what was found, what is allowed, what to do."""
 
 
 class ServiceSettings(BaseSettings):
@@ -74,9 +83,9 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = os.environ.get("ETUDE_CONFIG")
-        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
-        return (init_settings, env_settings, *toml)
+        others = declared() - settings_cls.model_fields.keys()
+        mine = {name: value for name, value in _file().items() if name not in others}
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, mine))
 
     @property
     def reachable(self) -> str:
@@ -104,36 +113,56 @@ class ServiceSettings(BaseSettings):
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Settings of a service. With `--check` in argv prints the resolved whole, secrets masked, and exits 0. A bad value
-    ends the process with code 2 and a text that names the field, the value (a secret's is left out, and so is that of a field
-    that nobody knows: it may be a slip in a secret's name) and what is allowed."""
+    ends the process with code REFUSED and the text of BadSettings."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        _check_sources(cls)
-        settings = cls()
-    except (OSError, ValueError) as error:
-        if not isinstance(error, ValidationError):
-            print(f"{cls.__name__}: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        for problem in error.errors():
-            field = ".".join(str(part) for part in problem["loc"])
-            known = "" if problem["type"] != "extra_forbidden" else f"; known: {', '.join(sorted(cls.model_fields))}"
-            found = "" if known or _secret(cls, problem["loc"]) else f"found {problem.get('input')!r}: "
-            print(
-                f"{cls.__name__}: setting {field!r} (ETUDE_{field.upper()}): {found}{problem['msg']}{known}",
-                file=sys.stderr,
-            )
-        raise SystemExit(2) from None
+        settings = read(cls)
+    except BadSettings as error:
+        for line in str(error).splitlines():
+            print(f"{cls.__name__}: {line}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None
     unknown = [k for k in argv if k not in ("--check",)]
     if unknown:
         print(
             f"unknown argument {unknown[0]!r}; allowed: --check (settings come from ETUDE_… and ETUDE_CONFIG)",
             file=sys.stderr,
         )
-        raise SystemExit(2)
+        raise SystemExit(REFUSED)
     if "--check" in argv:
         print(dump(settings))
         raise SystemExit(0)
     return settings
+
+
+def read(cls: type[S], **given: Any) -> S:
+    """The resolved settings; `given` goes before all sources. Raises BadSettings. A secret's value is never told, and neither
+    is that of a field that nobody knows: it may be a slip in a secret's name."""
+    try:
+        _require_names(cls)
+        return cls(**given)
+    except ValidationError as error:
+        told = [
+            _told(cls, problem["loc"], problem["type"], problem.get("input"), problem["msg"])
+            for problem in error.errors()
+        ]
+        raise BadSettings("\n".join(told)) from None
+    except (OSError, ValueError) as error:
+        raise BadSettings(str(error)) from None
+
+
+def _told(cls: type[ServiceSettings], place: tuple[int | str, ...], kind: str, value: object, message: str) -> str:
+    field = str(place[0]) if place else ""
+    variable = f"ETUDE_{field.upper()}"
+    if variable in os.environ:
+        where, way_out = f"setting {'.'.join([variable, *map(str, place[1:])])}", "change or unset it"
+    else:
+        field = ".".join(map(str, place))
+        where, way_out = f"setting {field!r} in {os.environ.get('ETUDE_CONFIG', 'the call')}", "change or remove it"
+    if kind == "extra_forbidden":
+        near = get_close_matches(field, _known(cls), 1, ALIKE)
+        return f"{where}: not known{f'; did you mean {near[0]!r}?' if near else ''} ({way_out}; docs/settings.md lists all)"
+    found = "" if _secret(cls, place) else f"found {value!r}: "
+    return f"{where}: {found}{message} ({way_out}; docs/settings.md says what it does)"
 
 
 def _secret(cls: type[ServiceSettings], place: tuple[int | str, ...]) -> bool:
@@ -142,21 +171,41 @@ def _secret(cls: type[ServiceSettings], place: tuple[int | str, ...]) -> bool:
     return field is None or SecretStr.__name__ in repr(field.annotation)
 
 
-def _check_sources(cls: type[ServiceSettings]) -> None:
-    """What the sources themselves pass over in silence: a file that is not there or not TOML, and a variable that is
-    almost a setting. (Others may be some other service's: all of them share one environment.)"""
-    if path := os.environ.get("ETUDE_CONFIG"):
-        try:
-            with open(path, "rb") as file:
-                tomllib.load(file)
-        except OSError as error:
-            raise ValueError(f"ETUDE_CONFIG: found {path!r}: {error.strerror}; allowed: a readable TOML file") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"ETUDE_CONFIG: {path} is no TOML: {error}") from None
-    known = {f"ETUDE_{name.upper()}" for name in cls.model_fields}
-    for name in sorted(os.environ):
-        if name.startswith("ETUDE_") and name not in known and (like := get_close_matches(name, known, 1, CLOSE)):
-            raise ValueError(f"setting {name}: not known; did you mean {like[0]}?")
+@functools.cache
+def declared() -> frozenset[str]:
+    """Every field that some service declares, whichever are installed here. Written by `python -m infra.generate`."""
+    return frozenset(json.loads(Path(__file__).with_name("declared_settings.json").read_text()))
+
+
+def _known(cls: type[ServiceSettings]) -> frozenset[str]:
+    return declared() | cls.model_fields.keys()
+
+
+def _file() -> dict[str, Any]:
+    """What stands in the file that ETUDE_CONFIG names; nothing where it names none. Raises ValueError."""
+    path = os.environ.get("ETUDE_CONFIG")
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ValueError(f"ETUDE_CONFIG: found {path!r}: {error.strerror}; allowed: a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"ETUDE_CONFIG: {path} is no TOML: {error}") from None
+
+
+def _require_names(cls: type[ServiceSettings]) -> None:
+    """A variable that is almost a setting of any service would be passed over in silence. (One that is like none may be
+    somebody else's.) Raises ValueError."""
+    known = {f"ETUDE_{name.upper()}" for name in _known(cls)}
+    slips = [
+        f"setting {name}: not known; did you mean {like[0]}? (rename or unset it)"
+        for name in sorted(os.environ)
+        if name.startswith("ETUDE_") and name not in known and (like := get_close_matches(name, known, 1, CLOSE))
+    ]
+    if slips:
+        raise ValueError("\n".join(slips))
 
 
 def dump(settings: ServiceSettings) -> str:

@@ -40,7 +40,7 @@ HEARD_WITHIN_S = 60.0
 
 
 class Stalled(RuntimeError):
-    """Nothing has happened for long; the text says what was awaited."""
+    """Nothing has happened for long, or nothing can; the text says what was awaited."""
 
 
 class NoVerdict(Told, RuntimeError):
@@ -55,10 +55,18 @@ class Patience:
 
 
 class Conductor:
-    """One run, seen from outside. Use `async with`."""
+    """One run, seen from outside. Use `async with`. `refused`: services that are not started again, for their settings are
+    bad; nothing is waited for without them."""
 
-    def __init__(self, bus: Bus, objects: Objects, run: str, patience: Patience = Patience()) -> None:
-        self.bus, self.objects, self.run = bus, objects, run
+    def __init__(
+        self,
+        bus: Bus,
+        objects: Objects,
+        run: str,
+        patience: Patience = Patience(),
+        refused: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self.bus, self.objects, self.run, self.refused = bus, objects, run, refused
         self.progress = Progress()
         self.patience = patience
         self._news = asyncio.Event()
@@ -91,14 +99,16 @@ class Conductor:
             delivery.done()
 
     async def _until(self, there: Callable[[], bool], what: str, held: Callable[[], bool] = lambda: False) -> None:
-        """Waits for a fact. Raises Stalled after a long silence of the whole run; while it is `held`, silence is what was
-        asked for, and its clock begins again when the run goes on."""
+        """Waits for a fact. Raises Stalled after a long silence of the whole run, and at once where a service is refused;
+        while it is `held`, silence is what was asked for, and its clock begins again when the run goes on."""
         self._last_news = time.monotonic()
         while not there():
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._news.wait()
+            if names := ", ".join(self.refused()):
+                raise Stalled(f"bad settings of {names} while waiting for {what}; `etude logs NAME` says which")
             if held():
                 self._last_news = time.monotonic()
             silent = time.monotonic() - self._last_news

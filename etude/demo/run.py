@@ -29,7 +29,7 @@ from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.run import Ref, RunConfig
-from shared.settings import ServiceSettings, Told
+from shared.settings import ServiceSettings, Told, read
 
 EVALUATION_REPLICA = "inference-evaluation"
 LOCAL = ("bus.db", "ledger.db", "jobs.db", "objects", "logs", "run", "demo.json")
@@ -79,7 +79,7 @@ class Demo:
         self.memory: dict[str, Any] = {}
 
     def _command(self, words: str) -> str:
-        return f"`{in_folder(words, ServiceSettings(state=self.options.state))}`"
+        return f"`{in_folder(words, read(ServiceSettings, state=self.options.state))}`"
 
     # What is remembered between interruptions
 
@@ -158,7 +158,7 @@ class Demo:
                 self.recall()
             specs = default_specs(self.options.base_port)
             require_ports(specs, "give other ones with --base-port (0: free ones)")
-            settings = ServiceSettings(state=self.state)  # the same adapters as the services'
+            settings = read(ServiceSettings, state=self.state)  # the same adapters as the services'
             objects = stores.connect(settings.objects_url) if self.options.resume else await self.set_up(settings)
             config = self._config(objects)
             bus = buses.connect(settings.bus_url, client="etude-demo")
@@ -168,7 +168,10 @@ class Demo:
                 f"Run {config.run}. {self._command('etude status')} shows the services{page}", highlight=False
             )
             try:
-                async with explained(self.state, self.stalled()), Conductor(bus, objects, config.run) as conductor:
+                async with (
+                    explained(self.state, self.stalled()),
+                    Conductor(bus, objects, config.run, refused=supervisor.refused) as conductor,
+                ):
                     return await self._conduct(conductor, supervisor, config, objects)
             finally:
                 await bus.close()

@@ -41,10 +41,10 @@ def figures(
     etude figures RUN --to jsonl:figures.jsonl
     """
     from etude.figures.export import export
-    from shared.settings import ServiceSettings, Told
+    from shared.settings import ServiceSettings, Told, read
 
     try:
-        asyncio.run(export(ServiceSettings(state=state), run, to, follow=follow, say=_say))
+        asyncio.run(export(read(ServiceSettings, state=state), run, to, follow=follow, say=_say))
     except (Told, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -27,6 +27,7 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.tracing import trace_id
 from shared.ledger.models import Event, Group, Run, Step
 from shared.objects import ObjectDamaged, ObjectMissing
+from shared.settings import read
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,7 +48,7 @@ GIVEN_UP = (
 
 
 def _settings(state: Path) -> SchedulerConfig:
-    return SchedulerConfig(state=state)
+    return read(SchedulerConfig, state=state)
 
 
 def _open(settings: SchedulerConfig) -> Engine:

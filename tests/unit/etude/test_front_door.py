@@ -18,8 +18,11 @@ from typer.testing import CliRunner
 
 from etude import commands
 from etude import supervisor as s
+from etude.demo.conduct import Conductor, Stalled
 from etude.demo.prepare import BASE, DemoError, own_problems
 from etude.status import collect, show
+from shared import bus as buses
+from shared import objects as stores
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
 
@@ -88,6 +91,53 @@ def test_a_service_that_cannot_be_started_does_not_end_the_watching(tmp_path: Pa
             time.sleep(0.05)
     assert "a cannot be started" in said[0]
     assert (tmp_path / "logs" / "a.log").exists()
+
+
+def test_a_service_that_cannot_use_its_settings_is_not_started_again_and_status_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    with s.Supervisor(tmp_path, say=said.append) as supervisor:
+        supervisor.start([s.ServiceSpec("rollout", "services.rollout", {"ETUDE_ROLLOUT_CONCURRENCY": "none"})])
+        deadline = time.monotonic() + 60
+        while not supervisor.refused() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert supervisor.refused() == ["rollout"]
+        while collect(tmp_path)[0]["state"] != "refused" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (row,) = collect(tmp_path)
+    assert (row["state"], row["restarts"]) == ("refused", 0)
+    assert said == ["rollout cannot use its settings and is not started again; the last lines of rollout.log say why"]
+    assert "setting ETUDE_ROLLOUT_CONCURRENCY: found 'none'" in (tmp_path / "logs" / "rollout.log").read_text()
+
+
+def test_nothing_is_waited_for_without_a_service_whose_settings_are_bad(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = ServiceSettings(state=tmp_path)
+        bus = buses.connect(settings.bus_url, client="test")
+        objects = stores.connect(settings.objects_url)
+        try:
+            async with Conductor(bus, objects, "r-1", refused=lambda: ["rollout"]) as conductor:
+                await conductor.served(0)
+        finally:
+            await bus.close()
+
+    with pytest.raises(Stalled, match="bad settings of rollout while waiting for a replica"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("command", ["up", "demo", "eval", "dlq list", "runs", "ledger audit"])
+def test_bad_settings_are_told_before_anything_is_written(command: str, tmp_path: Path) -> None:
+    problems = ["--checkpoint", str(BASE), "--pack", str(tmp_path)] if command == "eval" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", *command.split(), *problems],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "ETUDE_PORT": "abc"},
+    )
+    assert done.returncode in (1, 2)
+    assert "ETUDE_PORT: found 'abc': Input should be a valid integer" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_down_ends_the_supervisor_that_holds_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import ArgumentError
 
+from services.__main__ import settings_classes, wrong
 from services.console.config import ConsoleSettings
 from shared import bus, objects
 from shared.ledger import engine as ledger
-from shared.settings import CLOSE, ServiceSettings, load, masked, without_credentials
+from shared.settings import CLOSE, ServiceSettings, declared, load, masked, without_credentials
 
 
 def refused(capsys: pytest.CaptureFixture[str], cls: type[ServiceSettings] = ServiceSettings) -> str:
@@ -43,16 +44,6 @@ def test_a_slip_in_a_name_is_no_setting_passed_over(
 def test_a_setting_of_another_service_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETUDE_ROLLOUT_CONCURRENCY", "3")
     assert load(ServiceSettings, []).log_level == "INFO"
-
-
-def test_no_services_setting_is_taken_for_a_slip_in_anothers() -> None:
-    """All services share one environment."""
-    root = Path(__file__).parents[3]
-    modules = [import_module(f"services.{path.parent.name}.config") for path in root.glob("services/*/config.py")]
-    classes = [c for m in modules for c in vars(m).values() if isinstance(c, type) and issubclass(c, ServiceSettings)]
-    names = {f"ETUDE_{field.upper()}" for c in classes for field in c.model_fields} | {"ETUDE_CONFIG"}
-    for known in ({f"ETUDE_{field.upper()}" for field in c.model_fields} for c in classes):
-        assert not [name for name in names - known if get_close_matches(name, known, 1, CLOSE)]
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("x = = 3", "no TOML"), ("bogus = 1", "bogus")])
@@ -100,7 +91,7 @@ def test_a_refused_secret_is_not_repeated(
     monkeypatch.setenv("ETUDE_CONSOLE_OPERATORS", value)
     said = refused(capsys, ConsoleSettings)
     assert "271828" not in said
-    assert "console_operators" in said
+    assert "ETUDE_CONSOLE_OPERATORS" in said or "console_operators" in said
 
 
 def test_a_slip_in_the_name_of_a_secret_does_not_show_it(
@@ -144,3 +135,50 @@ def test_no_password_of_a_url_is_shown(password: str) -> None:
 )
 def test_an_address_without_a_password_is_shown_as_it_is(url: str) -> None:
     assert masked(url) == url
+
+
+def test_one_file_serves_every_service_and_a_name_that_none_declares_is_refused_by_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "etude.toml"
+    path.write_text('log_level = "ERROR"\nconsole_attempts = 50\ndraft_tokens = 2\n')
+    monkeypatch.setenv("ETUDE_CONFIG", str(path))
+    for cls in (*settings_classes(), ServiceSettings):
+        assert load(cls, []).log_level == "ERROR"
+    assert load(ConsoleSettings, []).console_attempts == 50
+    path.write_text("draft_token = 2\n")
+    for cls in (*settings_classes(), ServiceSettings):
+        assert f"setting 'draft_token' in {path}: not known; did you mean 'draft_tokens'?" in refused(capsys, cls)
+
+
+def test_a_slip_in_the_name_of_another_services_variable_is_refused_by_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_ROLLOUT_CONCURENCY", "4")
+    for cls in (*settings_classes(), ServiceSettings):
+        assert "ETUDE_ROLLOUT_CONCURENCY: not known; did you mean ETUDE_ROLLOUT_CONCURRENCY?" in refused(capsys, cls)
+
+
+def test_the_settings_of_all_services_are_checked_together_and_each_slip_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert wrong() == []
+    (tmp_path / "etude.toml").write_text("draft_tokens = 99\n")
+    monkeypatch.setenv("ETUDE_CONFIG", str(tmp_path / "etude.toml"))
+    monkeypatch.setenv("ETUDE_PORT", "abc")
+    first, second = sorted(wrong())
+    assert f"'draft_tokens' in {tmp_path / 'etude.toml'}: found 99: " in first
+    assert "ETUDE_PORT: found 'abc': " in second
+
+
+def test_a_word_of_etude_that_is_no_setting_is_taken_for_none() -> None:
+    """Variables of compose, of tests and of images stand in the same environment."""
+    root = Path(__file__).parents[3]
+    files = [p for d in ("infra", "tests", "etude", "shared", "services") for p in (root / d).rglob("*") if p.is_file()]
+    texts = [
+        p.read_bytes().decode(errors="ignore") for p in [*files, root / "docker-compose.yml"] if p != Path(__file__)
+    ]
+    known = {f"ETUDE_{name.upper()}" for name in declared()}
+    words = {word for text in texts for word in re.findall(r"ETUDE_[A-Z0-9_]*[A-Z0-9]", text)} - known
+    assert len(words) > 10
+    assert not {word: like for word in words if (like := get_close_matches(word, known, 1, CLOSE))}
