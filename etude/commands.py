@@ -311,6 +311,12 @@ def evaluate(
     json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
     retry: Retry = "fresh",
+    leave_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-out", help="Of --problems: name and count what the chat format cannot take, measure the rest."
+        ),
+    ] = False,
 ) -> None:
     """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
     from etude.evaluate import Split, run
@@ -322,12 +328,16 @@ def evaluate(
             raise typer.BadParameter("a file of problems has no splits; it goes with --pack", param_hint="--split")
     elif pack and not problems:
         what = Split(pack, split or "held_out")
+        if leave_out:
+            raise typer.BadParameter(
+                "a pack has nothing to leave out; it goes with --problems", param_hint="--leave-out"
+            )
     else:
         raise typer.BadParameter(
             BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"
         )
     _require_machine(Path(tempfile.gettempdir()))
-    raise typer.Exit(run(checkpoint, what, samples, json, limit, retry))
+    raise typer.Exit(run(checkpoint, what, samples, json, limit, retry, leave_out))
 
 
 def export_policy(

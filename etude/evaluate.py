@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from etude import exchange
 from etude.demo.conduct import Conductor, Patience, Stalled, explained
-from etude.demo.prepare import DemoError, configure, own_problems, store_config, upload_pack, write_split
+from etude.demo.prepare import DemoError, configure, own_problems, store_config, tell, upload_pack, write_split
 from etude.demo.report import figures_of
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
 from etude.supervisor import ServiceSpec, Supervisor
@@ -33,6 +32,7 @@ from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, Retry
 from shared.formats.registry import CARD, FORMATS, load_format
+from shared.output import require_writable, write_whole
 from shared.problems.pack import file_name
 from shared.settings import Told
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
@@ -183,19 +183,27 @@ def run(
     out: Path | None,
     limit: int,
     retry: Retry = "fresh",
+    leave_out: bool = False,
 ) -> int:
-    """`problems`: a user's JSONL file, or a split of a pack. Returns the exit code."""
+    """`problems`: a user's JSONL file, or a split of a pack. `leave_out`: problems of the file that the checkpoint's chat
+    format cannot take are named and counted. Returns the exit code."""
     console = Console(stderr=True)
     if not (checkpoint / "config.json").exists():
         console.print(
             f"--checkpoint {checkpoint}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
         )
         return 2
+    refused: list[str] = []
     try:
+        if out:
+            require_writable(out, "--json")
         require_servable(checkpoint)
         with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
             if isinstance(problems, Path):
-                problems = Split(write_split(Path(folder), "all", own_problems(problems, checkpoint)), "all")
+                own = own_problems(problems, checkpoint, leave_out=leave_out)
+                if refused := own.refused:
+                    tell(f"{problems}: {own.left_out()}")
+                problems = Split(write_split(Path(folder), "all", own.pairs), "all")
             report = asyncio.run(
                 measure(
                     checkpoint,
@@ -212,9 +220,12 @@ def run(
         return 1
     except KeyboardInterrupt:
         return 130
-    figures = figures_of(report)
-    text = json.dumps(figures, indent=2)
+    text = json.dumps({**figures_of(report), "left_out": len(refused)}, indent=2)
+    print(text, flush=True)
     if out:
-        out.write_text(text + "\n")
-    print(text, file=sys.stdout)
+        try:
+            write_whole(out, text + "\n")
+        except Told as error:  # the disk filled meanwhile; the figures are above
+            say_error(console, error)
+            return 1
     return 0

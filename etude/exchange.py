@@ -202,12 +202,14 @@ class Checked:
 
 
 def check(directory: Path) -> Checked:
-    """Whether the files hold what their config.json asks for, by names and shapes alone: nothing large is read or made."""
+    """Whether the files hold what their config.json asks for, by names and shapes alone, and its card fits: nothing large is
+    read or made. Raises NotExchanged."""
     from shared.model.checkpoint import expected_shapes, tensor_shapes
     from shared.model.config import ModelConfig, UnknownModel
 
     try:
         config = ModelConfig.load(directory)
+        context_of(_read_card(directory), config.max_position_embeddings)
         wanted, found = expected_shapes(config), tensor_shapes(directory)
     except UnknownModel as error:
         raise NotExchanged(f"{directory}: {error}") from None
@@ -266,10 +268,16 @@ def _card(folder: Path, chat: str, context: int, positions: int) -> None:
         raise NotExchanged(
             f"{found}; allowed: {', '.join(sorted(FORMATS))}; where it speaks one of them: --format NAME"
         )
-    holds = context or card.get("context") or positions
-    if not (isinstance(holds, int) and 0 < holds <= positions):
-        raise NotExchanged(f"context: found {holds!r}; allowed: 1 to max_position_embeddings, {positions}")
+    holds = context_of({**card, "context": context or card.get("context")}, positions)
     _write_json(folder / CARD, {**card, "format": named, "context": holds})
+
+
+def context_of(card: dict[str, Any], positions: int) -> int:
+    """Tokens of a context: those that the card says, else as many as the model has positions. Raises NotExchanged."""
+    holds = card.get("context") or positions
+    if isinstance(holds, bool) or not (isinstance(holds, int) and 0 < holds <= positions):
+        raise NotExchanged(f"context: found {holds!r}; allowed: 1 to max_position_embeddings, {positions}")
+    return holds
 
 
 def _check_format(folder: Path, vocabulary: int) -> None:

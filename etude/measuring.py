@@ -32,6 +32,7 @@ from shared.contracts.messages import EvalFinished, PolicyApplied
 from shared.contracts.run import RunConfig
 from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.output import require_writable, write_whole
 from shared.settings import ServiceSettings, Told
 
 WIDTH = 160  # of the table where no terminal says its own
@@ -192,7 +193,7 @@ def table(rows: Iterable[Measured]) -> Table:
         shown.add_column(column, no_wrap=True, justify="right")
     for row in rows:
         f = row.figures
-        k, best = (8, f[BEST_OF_8]) if BEST_OF_8 in f else (f["k"], f[BEST_OF_K])
+        k, best = (f["k"], f[BEST_OF_K]) if BEST_OF_K in f else (8, f[BEST_OF_8])
         gain = (
             f"{row.gain['mean'] * 100:+.1f} [{', '.join(f'{x * 100:+.1f}' for x in row.gain['ci95'])}]"
             if row.gain
@@ -236,10 +237,20 @@ def run(
 ) -> int:
     """Returns the exit code, as `done`."""
     console = Console(stderr=True)
+    try:
+        if out:
+            require_writable(out, "--json")
+    except Told as error:
+        say_error(console, error)
+        return 1
     rows, code = done(measure(settings, name, version, problems=problems, samples=samples, console=console), console)
     if rows is None:
         return code
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))
-    if out:
-        out.write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
+    try:
+        if out:
+            write_whole(out, json.dumps([row._asdict() for row in rows], indent=2) + "\n")
+    except Told as error:
+        say_error(console, error)
+        return 1
     return 0

@@ -13,6 +13,7 @@ from rich.console import Console
 from etude.demo import prepare, report
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
+from shared.output import write_whole
 from shared.problems import pack as packs
 
 
@@ -21,6 +22,7 @@ async def run_control(options: DemoOptions, console: Console) -> int:
     from etude.evaluate import measure
 
     refuse_what_is_ignored(options)
+    report.require_place(options.report)
     pack, taught = await asyncio.to_thread(packs_of, options)
     out = options.state.resolve() / "control-sft"
     measured = partial(
@@ -53,8 +55,8 @@ async def run_control(options: DemoOptions, console: Console) -> int:
             for key, field in (("pass_at_1", "solved"), ("first_edit", "first_edit"))
         },
     }
-    Path(options.report).write_text(json.dumps(figures, indent=2) + "\n")
     console.print(report.table(figures))
+    write_whole(options.report, json.dumps(figures, indent=2) + "\n")
     return 0
 
 

@@ -256,15 +256,16 @@ def own_pack(path: Path, directory: Path, chat: Format | None = None, groups_per
     return directory
 
 
-def own_problems(path: Path, checkpoint: Path = BASE) -> list[tuple[Problem, Hidden]]:
-    """All of a user's JSONL file (docs/problems.md), for a measurement, which leaves nothing out. Raises DemoError naming
-    every bad line and its field, and every problem that the checkpoint's chat format cannot take."""
+def own_problems(path: Path, checkpoint: Path = BASE, *, leave_out: bool = False) -> Fitting:
+    """All of a user's JSONL file (docs/problems.md), for a measurement, which leaves nothing out unless it is told to. Raises
+    DemoError naming every bad line and its field, and every problem that the checkpoint's chat format cannot take."""
     fitting = _fitting(path, chat_format(checkpoint))
-    if fitting.refused:
+    if fitting.refused and not leave_out:
         raise DemoError(
-            f"{path}: {fitting.refusal()}\nA measurement leaves nothing out: shorten these or take them away"
+            f"{path}: {fitting.refusal()}\nA measurement leaves nothing out by itself: shorten these, take them away, or "
+            "--leave-out, which counts them"
         )
-    return fitting.pairs
+    return fitting
 
 
 def _fitting(path: Path, chat: Format) -> Fitting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.trajectory import Trajectory, unpack
 from shared.formats import Format
 from shared.objects import Objects
+from shared.output import require_writable, write_whole
 from shared.statistics import paired_difference
 
 if TYPE_CHECKING:
@@ -38,12 +40,12 @@ ROWS = (
 
 
 def figures_of(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one evaluation under the names that report.json promises. With eight attempts a problem or more there is
-    `best_of_8`; with fewer there are no eight to choose from: `best_of_k`, and `k`. `greedy` and `tokens_per_solved` are null
-    where there are none (nothing was solved)."""
+    """The figures of one evaluation under the names that report.json promises. With fewer than eight attempts a problem there
+    are no eight to choose from: `best_of_8` is null, and `best_of_k` and `k` stand beside it. `greedy` and `tokens_per_solved`
+    are null where there are none (nothing was solved)."""
     f = evaluation["figures"]
     k = int(f["k"])
-    best = {BEST_OF_8: f["best_of_k"]} if k == 8 else {BEST_OF_K: f["best_of_k"], "k": k}
+    best = {BEST_OF_8: f["best_of_k"]} if k == 8 else {BEST_OF_8: None, BEST_OF_K: f["best_of_k"], "k": k}
     return {
         "pass_at_1": f["pass_at_1"],
         "ci95": [f["pass_at_1_low"], f["pass_at_1_high"]],
@@ -127,14 +129,18 @@ class Outcome:
         }
 
 
+def require_place(path: Path) -> None:
+    """For the report, asked before the work; its folder is made. Raises NotWritable."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(path, "--report")
+
+
 def write(outcome: Outcome, path: Path, objects: Objects, console: Console) -> None:
-    """report.json, report.png and report.md beside it; the table on the console."""
+    """The table on the console; report.json, report.png and report.md beside it."""
     figures = outcome.as_json()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(figures, indent=2) + "\n")
-    temporary.replace(path)
     console.print(table(figures))
+    write_whole(path, json.dumps(figures, indent=2) + "\n")
     gain = figures["gain"]["pass_at_1"]
     console.print(
         f"pass@1 {gain['mean'] * 100:+.1f} points "
@@ -168,7 +174,7 @@ def table(figures: dict[str, Any]) -> Table:
     for key, label, form in ROWS:
         cells = []
         for side in (before, after):
-            value = side[BEST_OF_K if key == BEST_OF_8 and key not in side else key]
+            value = side[BEST_OF_K if key == BEST_OF_8 and BEST_OF_K in side else key]
             text = "–" if value is None else form.format(value)
             if key == "pass_at_1":
                 text += f" [{side['ci95'][0]:.1%}, {side['ci95'][1]:.1%}]"

@@ -156,6 +156,7 @@ class Demo:
         ) as supervisor:
             if self.options.resume:
                 self.recall()
+            report.require_place(self.options.report)
             specs = default_specs(self.options.base_port)
             require_ports(specs, "give other ones with --base-port (0: free ones)")
             settings = read(ServiceSettings, state=self.state)  # the same adapters as the services'

@@ -94,7 +94,7 @@ class ModelConfig:
             raw = json.loads(path.read_text())
         except FileNotFoundError:
             raise UnknownModel(f"{directory}: no config.json; expected a Hugging Face checkpoint directory") from None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UnknownModel(f"{path}: not JSON ({error})") from None
         return ModelConfig.from_dict(raw)
 
@@ -137,7 +137,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _parse(raw: dict[str, Any]) -> ModelConfig:
+def _parse(raw: Any) -> ModelConfig:
+    if not isinstance(raw, dict):
+        raise UnknownModel(f"config.json: found {type(raw).__name__}; allowed: a JSON object")
     kind = raw.get("model_type")
     if kind not in ARCHITECTURES:
         raise UnknownModel(f"config.json: model_type {kind!r}; allowed: {', '.join(ARCHITECTURES)}")

@@ -32,7 +32,8 @@ def import_jsonl(path: Path) -> list[tuple[Problem, Hidden]]:
 def read_lines(path: Path) -> list[Line]:
     """As `import_jsonl`, with the numbers of the lines."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # At line feeds alone: JSON may hold other ends of a line as they are (U+2028, U+0085). A mark of the byte order is none.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemError(f"{path}: {error}") from None
     read: list[Line] = []

@@ -216,6 +216,9 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown format": (lambda d: (d / "etude.json").write_text('{"format": "x"}'), r"chat format 'x'; allowed: compact-1"),
     "a card that is none": (lambda d: (d / "etude.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a long context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 999}'), r"found 999"),
+    "less than no context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": -5}'), r"found -5"),
+    "a configuration that is none": (lambda d: (d / "config.json").write_text("[]"), r"found list; allowed: a JSON object"),
+    "a configuration of no text": (lambda d: (d / "config.json").write_bytes(b"\xff"), r"not JSON"),
 }  # fmt: skip
 
 

@@ -31,6 +31,17 @@ def test_an_option_that_a_control_cannot_obey_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("control", ["none", "sft"])
+def test_where_the_report_cannot_be_written_nothing_is_begun(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").mkdir()
+    state, place = tmp_path / "state", tmp_path / "taken"
+    assert run(DemoOptions(control=control, state=state, report=place, base_port=0)) == 1
+    assert "is a folder; give a file" in capsys.readouterr().out
+    assert not list(state.glob("demo.json"))
+
+
 def test_own_problems_are_measured_on_as_in_the_demo_and_taught_by_those_to_practise_on(tmp_path: Path) -> None:
     write(tmp_path / "mine.jsonl")
     measured, taught = packs_of(DemoOptions(problems=tmp_path / "mine.jsonl", state=tmp_path))

@@ -12,6 +12,7 @@ import pytest
 from etude import evaluate, status
 from etude.demo.prepare import BASE, DemoError
 from etude.evaluate import Split, require_servable, temporary_state
+from etude.exchange import NotExchanged
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512}
 
@@ -100,4 +101,27 @@ def test_what_ended_well_or_by_ctrl_c_leaves_nothing(scratch: Path) -> None:
     platform_that_ends_with(None)
     with pytest.raises(KeyboardInterrupt):
         platform_that_ends_with(KeyboardInterrupt())
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("context", [-5, 100_000, True, "512"])
+def test_a_context_that_the_model_does_not_have_is_refused(checkpoint: Path, context: object) -> None:
+    card = json.loads((checkpoint / "etude.json").read_text())
+    (checkpoint / "etude.json").write_text(json.dumps({**card, "context": context}))
+    with pytest.raises(NotExchanged, match=f"context: found {context!r}; allowed: 1 to max_position_embeddings"):
+        require_servable(checkpoint)
+
+
+def test_a_configuration_that_is_no_object_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("[]")
+    with pytest.raises(NotExchanged, match="found list; allowed: a JSON object"):
+        require_servable(checkpoint)
+
+
+def test_where_the_figures_cannot_be_written_nothing_is_measured(
+    tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "missing" / "figures.json"
+    assert evaluate.run(BASE, Split(tmp_path, "held_out"), 1, out, 0) == 1
+    assert f"there is no folder {out.parent}" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
     assert not list(scratch.iterdir())

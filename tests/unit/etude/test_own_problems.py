@@ -94,9 +94,20 @@ def test_what_the_policy_cannot_take_is_left_out_of_practice_with_its_reason(
 
 def test_a_measurement_leaves_nothing_out(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", [row("a"), row("long", files={"f.py": LONG})])
-    with pytest.raises(p.DemoError, match=r"line 2: problem 'long'.*found 62 lines[\s\S]*leaves nothing out"):
+    with pytest.raises(
+        p.DemoError,
+        match=r"line 2: problem 'long'.*found 62 lines[\s\S]*nothing out by itself[\s\S]*--leave-out",
+    ):
         p.own_problems(path)
-    assert [problem.id for problem, _ in p.own_problems(write(path, [row("a")]))] == ["a"]
+    assert [problem.id for problem, _ in p.own_problems(write(path, [row("a")])).pairs] == ["a"]
+
+
+def test_a_measurement_leaves_out_what_it_is_told_to_and_says_which_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row("a"), row("long", files={"f.py": LONG}), row("b")])
+    found = p.own_problems(path, leave_out=True)
+    assert [problem.id for problem, _ in found.pairs] == ["a", "b"]
+    assert "left out: 1 of 3 problems" in found.left_out()
+    assert "line 2: problem 'long'" in found.left_out()
 
 
 def test_a_pack_without_the_wanted_split_is_told_with_those_that_it_has(tmp_path: Path) -> None:

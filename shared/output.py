@@ -1,0 +1,50 @@
+"""Files that commands write for people: whether they can be is known before the work, and they appear whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from shared.settings import Told
+
+
+class NotWritable(Told, ValueError):
+    """The text names the file, what stands in the way and what to do."""
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Asked before the work whose outcome `path` shall hold. Raises NotWritable."""
+    if path.is_dir():
+        raise NotWritable(f"{option} {path}: is a folder; give a file")
+    if not path.parent.is_dir():
+        raise NotWritable(f"{option} {path}: there is no folder {path.parent}; make it, or give a file elsewhere")
+    try:
+        if _special(path):
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        raise NotWritable(f"{option} {path}: cannot be written: {error.strerror}; give a file elsewhere") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whoever reads sees what was there before or all of `text`. A link stays one. Raises NotWritable."""
+    place = path.resolve()
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        if _special(path):
+            path.write_text(text)
+            return
+        try:
+            unfinished.write_text(text)
+            unfinished.replace(place)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise NotWritable(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _special(path: Path) -> bool:
+    """A pipe or a device, /dev/stdout for one: nothing can take its place."""
+    return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
