@@ -81,7 +81,7 @@ base: corpus     ## make the base policy anew (about two hours); BASE="--minutes
 	@$(BIN)/etude tasks mutate --include-seen --also .cache/base/corpus --out .cache/base/pack
 	@$(BIN)/etude base make --pack .cache/base/pack $(BASE)
 
-bench: setup     ## every benchmark, one table; BENCH=--quick
+bench: pack      ## every benchmark, one table; BENCH=--quick
 	@$(BIN)/python -m benchmarks.all $(BENCH)
 
 lock: setup      ## pin anew from pyproject.toml

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.loop import BASE, Pair, Practice
+from benchmarks.learning.loop import BASE, Pair, Practice
 from benchmarks.records import Bench, record
 from services.trainer import packing
 from services.trainer.base.traces import perfect

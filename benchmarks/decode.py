@@ -112,8 +112,8 @@ def source(batch: int) -> list[list[int]]:
     return [tokens[i * PROMPT : (i + 1) * PROMPT] for i in range(batch)]
 
 
-def start(stack: ExitStack, checkpoint: Path) -> dict[str, Decoder]:
-    """Every decoder that runs here; why one does not goes to standard error."""
+def start(stack: ExitStack, checkpoint: Path, *, make: bool) -> dict[str, Decoder]:
+    """Every decoder that runs here; why one does not goes to standard error. `make`: peers that have to be made first are."""
     running = {OURS: stack.enter_context(decoder("embedded", str(checkpoint)))}
     running["hf_dynamic"] = stack.enter_context(decoder("huggingface", str(checkpoint)))
     for name, module, own, more in (
@@ -121,7 +121,7 @@ def start(stack: ExitStack, checkpoint: Path) -> dict[str, Decoder]:
         (PEER, "llama_cpp", True, []),
     ):
         try:
-            python = environment(module) if own else None
+            python = environment(module, make=make) if own else None
             running[name] = stack.enter_context(decoder(module, str(checkpoint), *more, python=python))
         except Missing as error:
             print(f"left out: {error}", file=sys.stderr)
@@ -153,7 +153,7 @@ def ratios(above: list[float], below: list[float]) -> list[float]:
 def compare(bench: Bench, model: str, prefix: str, checkpoint: Path, limit: float) -> None:
     config = ModelConfig.load(checkpoint)
     with ExitStack() as stack:
-        running = start(stack, checkpoint)
+        running = start(stack, checkpoint, make=not bench.quick)
         names = {key: one.name for key, one in running.items()}
         rates, last = measure(bench, running, config.vocab_size)
     for (name, batch), values in rates.items():

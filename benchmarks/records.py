@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+from shared.output import NotWritable, require_writable, write_whole
 
 T = TypeVar("T")
 
@@ -46,9 +47,7 @@ def record(id: str, what: str, values: Iterable[float], unit: str, against: str 
 
 def write(path: Path, records: list[Record]) -> None:
     """Atomically: a list of records as JSON."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps([asdict(r) for r in records], indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps([asdict(r) for r in records], indent=2) + "\n")
 
 
 def read(path: Path) -> list[Record]:
@@ -97,10 +96,17 @@ class Bench:
             description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
-        parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats, for a first look")
+        parser.add_argument(
+            "--quick", action="store_true", help="smaller sizes, fewer repeats, and only peers that are here"
+        )
         if parts:
             parser.add_argument("--only", choices=parts, help="one part of it alone")
         arguments = parser.parse_args(argv)
+        if arguments.json:
+            try:
+                require_writable(arguments.json, "--json")
+            except NotWritable as error:
+                parser.error(str(error))
         return cls(arguments.quick, arguments.json, getattr(arguments, "only", None))
 
     def wants(self, part: str) -> bool:

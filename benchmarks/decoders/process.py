@@ -75,13 +75,15 @@ def decoder(module: str, *arguments: str, python: Path | None = None) -> Iterato
         running.close()
 
 
-def environment(name: str) -> Path:
+def environment(name: str, *, make: bool = True) -> Path:
     """The interpreter of a peer's own environment, made from `<name>.txt` where it is not there yet (llama.cpp is compiled for
-    this machine: minutes). Raises Missing."""
+    this machine: minutes), unless `make` is false. Raises Missing."""
     pins, folder = HERE / f"{name}.txt", ROOT / ".cache" / "peers" / name
     python, stamp = folder / "bin" / "python", folder / ".pins"
     if stamp.exists() and stamp.read_text() == pins.read_text():
         return python
+    if not make:
+        raise Missing(f"{name} is not installed, and nothing is installed with --quick; without it this benchmark does")
     print(f"installing {name} …", file=sys.stderr, flush=True)
     for command in (
         [*uv(), "venv", "-q", "--clear", "-p", sys.executable, str(folder)],

@@ -14,6 +14,8 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,26 @@ CACHE = Path.home() / ".cache" / "etude"
 
 class Unavailable(RuntimeError):
     """A server cannot be had on this machine; the text says which, what was found and the way out."""
+
+
+_fetching = True
+
+
+def require_fetching(what: str) -> None:
+    """Before anything is downloaded, built or installed. Raises Unavailable inside `only_what_is_here`."""
+    if not _fetching:
+        raise Unavailable(f"{what}: not here, and nothing is fetched now; `make servers` gets it")
+
+
+@contextlib.contextmanager
+def only_what_is_here() -> Iterator[None]:
+    """Within it a server that would have to be fetched is Unavailable."""
+    global _fetching
+    before, _fetching = _fetching, False
+    try:
+        yield
+    finally:
+        _fetching = before
 
 
 def say(text: str) -> None:

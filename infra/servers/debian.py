@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.servers import CACHE, Unavailable, say
+from infra.servers import CACHE, Unavailable, require_fetching, say
 
 LOG_LINES = 3
 
@@ -57,6 +57,7 @@ def _unpack(package: str, root: Path) -> None:
             raise Unavailable(
                 f"{package}: not installed, and {tool} is not here to fetch it; install {package} yourself"
             )
+    require_fetching(package)
     say(f"fetching Debian's {package}")
     work = root.with_name(f".{package}")
     shutil.rmtree(work, ignore_errors=True)
@@ -98,6 +99,7 @@ def _apt(arguments: list[str]) -> str:
 def installed(tool: str, package: str) -> Path:
     """`tool` from PATH; where it is missing, root installs `package` (it starts nothing). Raises Unavailable."""
     if not shutil.which(tool) and os.geteuid() == 0 and shutil.which("apt-get"):
+        require_fetching(package)
         say(f"installing {package} by apt-get")
         install = ["install", "-y", "-qq", "--no-install-recommends", package]
         if _apt(install):

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from infra.servers import CACHE, Unavailable, say
+from infra.servers import CACHE, Unavailable, require_fetching, say
 from infra.servers.place import Launch, Place
 
 MODULE = "github.com/minio/minio"
@@ -30,6 +30,7 @@ class Minio:
 
     def install(self) -> str:
         if not self.program.exists():
+            require_fetching("minio")
             self.program.parent.mkdir(parents=True, exist_ok=True)
             _build(self.program)
         return RELEASED

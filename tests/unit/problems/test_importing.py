@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.problems import ProblemError
-from shared.problems.importing import import_jsonl
+from shared.problems.importing import import_jsonl, read_lines
 from shared.problems.pack import export_line
 
 GOOD: dict[str, Any] = {
@@ -88,3 +90,34 @@ def test_a_missing_file_and_another_kind_of_file_are_refused_by_name(tmp_path: P
     (tmp_path / "image.jsonl").write_bytes(b"\x89PNG\xff")
     with pytest.raises(ProblemError, match=r"image\.jsonl"):
         import_jsonl(tmp_path / "image.jsonl")
+
+
+ENDS = ["\u2028", "\u2029", "\u0085", "\x1c", "\x0b", "\x0c"]  # where str.splitlines breaks a line
+
+
+def noted(name: str, note: str) -> dict[str, Any]:
+    """`note` stands in its code and in a case."""
+    code = {"double.py": f"def double(x):\n    return {note!r}\n"}
+    return {**GOOD, "id": name, "files": code, "hidden": [{"args": "[2]", "expected": json.dumps(note)}]}
+
+
+@given(
+    notes=st.lists(
+        st.lists(st.sampled_from([*ENDS, "a", "\ufeff", "ä"])).map("".join) | st.text(st.characters(codec="utf-8")),
+        min_size=1,
+    ),
+    end=st.sampled_from(["\n", "\r\n"]),
+    mark=st.booleans(),
+    escaped=st.booleans(),
+)
+def test_every_problem_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, notes: list[str], end: str, mark: bool, escaped: bool
+) -> None:
+    path = tmp_path_factory.mktemp("own") / "own.jsonl"
+    rows = [noted(f"p{i}", note) for i, note in enumerate(notes)]
+    text = "".join(json.dumps(each, ensure_ascii=escaped) + end for each in rows)
+    path.write_bytes(text.encode("utf-8-sig" if mark else "utf-8"))
+    read = read_lines(path)
+    assert [line.number for line in read] == list(range(1, len(notes) + 1))
+    assert [line.problem.files for line in read] == [each["files"] for each in rows]
+    assert [json.loads(line.hidden.cases[0].expected) for line in read] == notes

@@ -3,7 +3,7 @@
 For questions about learning that a run of the whole platform answers too slowly. Attempts of a step are sampled on one
 version, so every sample has age 0. Not a benchmark itself: `benchmarks.credit` is one that stands on it, and
 
-    python -m benchmarks.loop --pack DIR [--steps 50] [--retry fresh|append] [--kinds comparison,index,…]
+    python -m benchmarks.learning.loop --pack DIR [--steps 50] [--retry fresh|append] [--kinds comparison,index,…]
 
 practises as the demo does, without router replay and MTP, and prints development figures (dev split, temperature 1).
 """
@@ -45,7 +45,7 @@ from shared.model import load_checkpoint, published
 from shared.problems import Hidden, Problem
 from shared.sandbox import FunctionRun, connect
 
-BASE = Path(__file__).parent.parent / "etude" / "data" / "base"
+BASE = Path(__file__).parents[2] / "etude" / "data" / "base"
 AT_ONCE = 96  # attempts: the engine's rows
 PROMPT_ROOM = 224  # tokens that a problem leaves for an attempt: the same problems whatever the limits
 
