@@ -99,9 +99,13 @@ class Signatures:
         for band, table in zip(self._split(minima), self._bands, strict=True):
             table.setdefault(band, []).append(index)
 
+    def has(self, key: str) -> bool:
+        """Whether the set holds the same function."""
+        return int(key, 16) in self._keys
+
     def has_near(self, key: str, minima: bytes) -> bool:
         """Whether the set holds the same function or a near-duplicate of it."""
-        if int(key, 16) in self._keys:
+        if self.has(key):
             return True
         candidates = {
             index for band, table in zip(self._split(minima), self._bands, strict=True) for index in table.get(band, ())
@@ -135,9 +139,13 @@ class Known:
     def __len__(self) -> int:
         return len(self._minima)
 
+    def has(self, key: str) -> bool:
+        """Whether the set holds the same function."""
+        return int(key, 16) in self._keys
+
     def has_near(self, key: str, minima: bytes) -> bool:
         """Whether the set holds the same function or a near-duplicate of it."""
-        if int(key, 16) in self._keys:
+        if self.has(key):
             return True
         own = np.frombuffer(minima, dtype="<u2")
         found = []

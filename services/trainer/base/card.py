@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from services.trainer.base.leak import LeakReport
+from services.trainer.base.probe import Probe
 from services.trainer.base.settings import ADAM_LR, MODEL, MUON_LR, TOKENS_PER_RANK
 
 _CARD = """\
@@ -38,20 +40,29 @@ begins. It knows nothing but repairing short functions: no chat, no English, no 
 `exact`: dev samples whose action tokens are all the likeliest ones, teacher-forced (mtp: agreement of the MTP layer with
 the main head; its loss is the soft cross-entropy against it). Curves: `losses.png`.
 
-{probe}{remarks}## Leak report
+{probe}## Leak report
 
 {streams} functions are in the training streams. Of the other splits' functions, in the streams exactly (alpha-renamed
 syntax tree) or nearly (MinHash, estimated similarity of 4-grams at least 0.6):
 
 {leaks}
 
-After `make base`, `python -m services.trainer.base leaks --pack DIR` makes this report anew from its streams.
+`python -m services.trainer.base leaks --pack DIR` makes this report anew, from the streams or else from `signatures.npz`.
 """
 
 
 def write_card(
-    out: Path, work: Path, pack: Path, leaks: LeakReport, functions: int, *, seed: int, minutes: float, processes: int
+    out: Path,
+    work: Path,
+    figures: Probe,
+    leaks: LeakReport,
+    functions: int,
+    *,
+    seed: int,
+    minutes: float,
+    processes: int,
 ) -> None:
+    """`figures`: of the checkpoint in `out`, on dev."""
     lines = [json.loads(line) for line in (work / "losses.jsonl").read_text().splitlines()]
     last = {line["phase"]: line for line in lines}
     complete = json.loads((work / "streams" / "complete.json").read_text())
@@ -64,7 +75,6 @@ def write_card(
             for name, x in last.items()
         ),
     ]
-    probe, remarks = work / "probe.json", work / "remarks.md"  # written by hand or by `probe --json`, both optional
     splits = [
         "| split | functions | exact | near |",
         "|---|---|---|---|",
@@ -92,8 +102,7 @@ def write_card(
         seed=seed,
         processes=processes,
         table="\n".join(rows),
-        probe=_probe(json.loads(probe.read_text())) if probe.is_file() else "",
-        remarks=f"## Remarks\n\n{remarks.read_text().strip()}\n\n" if remarks.is_file() else "",
+        probe=_probe(figures),
         streams=leaks.streams,
         leaks="\n".join(splits),
     )
@@ -105,9 +114,8 @@ def _dev(line: dict) -> str:
     return "– | –" if line["phase"] == "pretrain" else f"{line['action']:.3f} | {line['exact']:.3f}"
 
 
-def _probe(figures: dict[str, float]) -> str:
-    """Agentic figures on dev, where `probe` has measured them."""
-    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in figures.items())
+def _probe(figures: Probe) -> str:
+    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in asdict(figures).items())
     return (
         f"Agentic, dev split, temperature 1 (`python -m services.trainer.base probe`):\n\n| | |\n|---|---|\n{rows}\n\n"
     )

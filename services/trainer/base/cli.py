@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from shared.output import require_writable, write_whole
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -83,14 +85,16 @@ def probe(
     from services.trainer.base.probe import probe as measure
 
     by_kind: dict[str, list[float]] | None = {} if kinds else None
+    if json_out:
+        _plain_errors(lambda: require_writable(json_out, "--json"))
     figures = measure(
         checkpoint, pack, split=split, count=count, samples=samples, seed=seed, temperature=temperature,
         sandbox=sandbox, kinds=by_kind,
     )  # fmt: skip
     text = json.dumps(dataclasses.asdict(figures), indent=2)
-    if json_out:
-        json_out.write_text(text + "\n")
     typer.echo(text)
+    if json_out:
+        write_whole(json_out, text + "\n")
     for kind, successes in sorted((by_kind or {}).items()):
         typer.echo(f"{kind:<14} {sum(successes) / len(successes):.3f} of {len(successes)}")
 
@@ -98,19 +102,29 @@ def probe(
 @app.command()
 def leaks(
     pack: Pack = Path(".cache/pack"),
-    work: Annotated[Path, typer.Option(help="Where `make` worked.")] = Path(".cache/base/make"),
+    work: Annotated[
+        Path,
+        typer.Option(help="Where `make` worked; where it did not, the shipped signatures of its functions are read."),
+    ] = Path(".cache/base/make"),
     json_out: Annotated[Path | None, typer.Option("--json", help="Where the report goes.")] = None,
 ) -> None:
     """No function of the RL, dev or held-out split is in any training stream. Exit code 1 if one is."""
     from services.trainer.base import leak
 
-    if not (work / "streams" / "sources.json").is_file():
-        typer.echo(f"base: {work}: no streams of a training here; `make base` makes them, --work names them", err=True)
-        raise typer.Exit(2)
-    report = leak.report(pack, work / "streams")
-    if json_out:
-        json_out.write_text(report.to_json() + "\n")
+    streams, report = work / "streams", None
+
+    def look() -> None:
+        nonlocal report
+        if json_out:
+            require_writable(json_out, "--json")
+        known = (streams / leak.SOURCES).is_file()
+        report = leak.of_streams(pack, streams) if known else leak.of_signatures(pack, DATA / "signatures.npz")
+
+    _plain_errors(look)
+    assert report
     typer.echo(report.to_json())
+    if json_out:
+        write_whole(json_out, report.to_json() + "\n")
     raise typer.Exit(0 if report.clean else 1)
 
 

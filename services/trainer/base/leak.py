@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.trainer.base import pack as packs
-from shared.problems.signatures import Signatures, fingerprint
+from shared.problems.signatures import Known, Signatures, fingerprint, read_signatures
 
 SPLITS = ("rl", "dev", "held_out")
+SOURCES = "sources.json"  # in the streams' directory
+
+Used = Signatures | Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,11 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True)
 class LeakReport:
-    """`streams`: distinct functions used by any pretraining or SFT stream."""
+    """`streams`: distinct functions used by any pretraining or SFT stream. `source`: where they were read."""
 
     streams: int
     splits: dict[str, SplitReport]
+    source: str = ""
 
     @property
     def clean(self) -> bool:
@@ -39,18 +43,27 @@ class LeakReport:
         return json.dumps({"clean": self.clean, **asdict(self)}, indent=2)
 
 
-def report(pack: Path, streams: Path) -> LeakReport:
+def of_streams(pack: Path, streams: Path) -> LeakReport:
     """`streams`: the directory that streams.make filled."""
-    used, keys = Signatures(), set()
-    sources = json.loads((streams / "sources.json").read_text())
+    used = Signatures()
+    sources = json.loads((streams / SOURCES).read_text())
     for source in sources:
-        key, minima = fingerprint(source)
-        used.add(key, minima)
-        keys.add(key)
-    return LeakReport(len(sources), {split: _split(pack, split, used, keys) for split in SPLITS})
+        used.add(*fingerprint(source))
+    return _report(pack, used, len(sources), streams / SOURCES)
 
 
-def _split(pack: Path, split: str, used: Signatures, keys: set[str]) -> SplitReport:
+def of_signatures(pack: Path, signatures: Path) -> LeakReport:
+    """From what a checkpoint ships instead: of each function its key and its minima, so both tests are the same. Raises
+    ValueError."""
+    known = read_signatures(signatures)
+    return _report(pack, known, len(known), signatures)
+
+
+def _report(pack: Path, used: Used, functions: int, source: Path) -> LeakReport:
+    return LeakReport(functions, {split: _split(pack, split, used) for split in SPLITS}, str(source))
+
+
+def _split(pack: Path, split: str, used: Used) -> SplitReport:
     originals = {packs.solution(hidden).rstrip("\n"): problem for problem, hidden in packs.problems(pack, split)}
     exact = near = 0
     examples = []
@@ -58,6 +71,6 @@ def _split(pack: Path, split: str, used: Signatures, keys: set[str]) -> SplitRep
         key, minima = fingerprint(source)
         if used.has_near(key, minima):
             near += 1
-            exact += key in keys
+            exact += used.has(key)
             examples.append(f"{problem.id} {problem.origin}")
     return SplitReport(len(originals), exact, near, tuple(examples[:5]))

@@ -11,6 +11,7 @@ from services.trainer.base import leak, streams
 from services.trainer.base.card import write_card
 from services.trainer.base.launch import Job, Stage, run
 from services.trainer.base.plot import plot_losses
+from services.trainer.base.probe import probe
 from services.trainer.base.samples import Samples
 from services.trainer.base.settings import MTP, PRETRAIN, SFT
 from shared.formats.compact import Compact
@@ -33,7 +34,7 @@ def make(pack: Path, work: Path, out: Path, minutes: float, seed: int, processes
         for phase in (PRETRAIN, SFT, MTP)
     )
     run(Job(stages, work, tokenizer, seed, processes=processes))
-    ship(pack, work, out, seed, minutes, processes)
+    ship(pack, work, out, seed, minutes, processes, sandbox)
 
 
 def mixtures(data: Path, seed: int) -> None:
@@ -45,16 +46,17 @@ def mixtures(data: Path, seed: int) -> None:
     sft.save(data / "mtp.npz")
 
 
-def ship(pack: Path, work: Path, out: Path, seed: int, minutes: float, processes: int) -> None:
-    """The last phase's checkpoint with its card, curves and signatures."""
+def ship(pack: Path, work: Path, out: Path, seed: int, minutes: float, processes: int, sandbox: str) -> None:
+    """The last phase's checkpoint with its card, curves and signatures. What it solves on dev is measured for the card."""
     data = work / "streams"
     out.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json", "etude.json"):
         shutil.copyfile(work / MTP.name / name, out / name)
     plot_losses(work / "losses.jsonl", out / "losses.png")
     count = write_signatures(json.loads((data / "sources.json").read_text()), out / "signatures.npz")
-    report = leak.report(pack, data)
-    write_card(out, work, pack, report, count, seed=seed, minutes=minutes, processes=processes)
+    report = leak.of_streams(pack, data)
+    figures = probe(out, pack, sandbox=sandbox)
+    write_card(out, work, figures, report, count, seed=seed, minutes=minutes, processes=processes)
 
 
 def more_sft(

@@ -1,6 +1,7 @@
 """The whole recipe on a pack in miniature: seconds of training, every part real."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from services.trainer.base.cli import app
 from services.trainer.base.samples import Samples
 from shared.formats.compact import Compact
 from shared.model import load_checkpoint
-from shared.problems.signatures import read_signatures
+from shared.problems.signatures import read_signatures, write_signatures
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,8 @@ def test_a_checkpoint_is_shipped_with_all_that_belongs_to_it(made: tuple[Path, P
     assert (out / "model.safetensors").stat().st_size <= 12 << 20
     card = (out / "README.md").read_text()
     assert "## Leak report" in card
+    assert re.search(r"Agentic, dev split, .*\n\n\| \| \|\n\|---\|---\|\n\| problems \| [1-9]", card)
+    assert re.search(r"\n\| pass_at_1 \| [\d.e-]+ \|\n", card)
     assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
     phases = [json.loads(line)["phase"] for line in (work / "losses.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(phases)) == ["pretrain", "sft", "mtp"]
@@ -68,13 +71,34 @@ def test_signatures_name_every_function_of_the_streams(made: tuple[Path, Path]) 
 
 def test_the_leak_report_is_clean_and_finds_a_planted_copy(made: tuple[Path, Path], pack: Path, tmp_path: Path) -> None:
     work, _ = made
-    assert leak.report(pack, work / "streams").clean
+    assert leak.of_streams(pack, work / "streams").clean
     planted = "def renamed(values, k):\n    return values[-k:] if k > 0 else []"
     sources = json.loads((work / "streams" / "sources.json").read_text())
     (tmp_path / "sources.json").write_text(json.dumps([*sources, planted]))
-    report = leak.report(pack, tmp_path)
+    report = leak.of_streams(pack, tmp_path)
     assert not report.clean
     assert (report.splits["rl"].exact, report.splits["held_out"].near) == (1, 0)
+
+
+def test_without_the_streams_the_signatures_give_the_same_report(
+    made: tuple[Path, Path], pack: Path, tmp_path: Path
+) -> None:
+    work, out = made
+    streamed, signed = leak.of_streams(pack, work / "streams"), leak.of_signatures(pack, out / "signatures.npz")
+    assert (signed.clean, signed.splits, signed.streams) == (streamed.clean, streamed.splits, streamed.streams)
+    planted = "def renamed(values, k):\n    return values[-k:] if k > 0 else []"
+    write_signatures([planted], tmp_path / "signatures.npz")
+    report = leak.of_signatures(pack, tmp_path / "signatures.npz")
+    assert (report.clean, report.splits["rl"].exact, report.splits["held_out"].near) == (False, 1, 0)
+
+
+def test_on_a_fresh_clone_leaks_are_looked_for_in_what_is_shipped(pack: Path, tmp_path: Path) -> None:
+    arguments = ["leaks", "--pack", str(pack), "--work", str(tmp_path / "none"), "--json", str(tmp_path / "leaks.json")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    found = json.loads((tmp_path / "leaks.json").read_text())
+    assert result.exit_code == (0 if found["clean"] else 1)
+    assert found["source"].endswith("etude/data/base/signatures.npz")
+    assert found["streams"] > 100_000
 
 
 def test_streams_are_equal_for_equal_pack_and_seed(made: tuple[Path, Path], pack: Path, tmp_path: Path) -> None:
