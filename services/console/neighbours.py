@@ -50,7 +50,9 @@ def endpoints(state: Path) -> Iterator[dict[str, Any]]:
 
 async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neighbour | None:
     """None: nobody has that name any more. A container that was killed and replaced leaves its file behind."""
-    state, waits, samples = "silent", (), {}
+    state = "silent"
+    waits: tuple[Wait, ...] = ()
+    samples: Samples = {}
     try:
         async with session.get(
             f"{endpoint['url']}/readyz", timeout=aiohttp.ClientTimeout(total=ASK_WITHIN_S), allow_redirects=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,7 +147,7 @@ def import_(
         _tell(f"{out}: {total}; nothing is written")
         raise typer.Exit(1)
     share = HELD_OUT if held_out is None else held_out
-    splits = {split: passed} if split else own_splits(passed, share)
+    splits: Mapping[str, list[tuple[Problem, Hidden]]] = {split: passed} if split else own_splits(passed, share)
     if empty := [name for name, members in splits.items() if not members]:
         _tell(_nothing_for(empty[0], passed, share))
         raise typer.Exit(1)

@@ -226,7 +226,7 @@ class _Term:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
             await source.aclose()  # type: ignore[attr-defined]
-            await deliveries.aclose()  # type: ignore[attr-defined]
+            await deliveries.aclose()
 
     async def _handle(self, batch: Sequence[Delivery]) -> None:
         """One batch until it is durable, however long the ledger is away. Raises Fenced, _Stopped."""

@@ -96,7 +96,7 @@ class Standing:
 
     def page(self, query: Query, results: Callable[[Sequence[str]], Mapping[str, Last]]) -> HardnessPage:
         """`results`: what became of the last groups of the few problems that are shown."""
-        rows: Sequence[Any]
+        rows: Sequence[Any] | np.ndarray
         if query.of is Of.cells:
             rows = sorted(self._cells(), key=lambda c: (getattr(c, query.sort), c.cell))
         else:

@@ -42,7 +42,7 @@ class _Reorder(torch.autograd.Function):
         return rows.index_select(0, take)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         back, void = ctx.saved_tensors
         result = grad.index_select(0, back)
         return result if void is None else result.index_fill_(0, void, 0.0), None, None, None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError
@@ -86,7 +87,7 @@ def resume(objects: Objects, run: str, serial: int, scratch: Path) -> Resume:
             except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError):
                 break
             return Resume(checkpoint, state, frozenset(groups))
-    where = {"run": run, "incarnation": last.incarnation, "step": last.step, "serial": last.serial}
+    where: dict[str, Any] = {"run": run, "incarnation": last.incarnation, "step": last.step, "serial": last.serial}
     stands_for = StepCheckpoint(
         state=_NOWHERE, groups=_NOWHERE, committed=StepCommitted(groups=last.groups, **where), **where
     )

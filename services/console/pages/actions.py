@@ -42,7 +42,7 @@ async def act(request: web.Request) -> web.Response:
         serial, word = _version(run, str(form.get("version", ""))), secrets.token_hex(8)
     message = RunControl(
         run=run.run,
-        action=action,  # type: ignore[arg-type]
+        action=action,
         serial=serial,
         id=word,
         reason=reason,

@@ -6,9 +6,10 @@ counts as it is), in lock-step on one core. Held-out problems are never touched 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -19,12 +20,14 @@ from shared.contracts.run import Sampling
 from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.formats.edits import EditError, Workspace
-from shared.model import load_checkpoint
+from shared.model import Transformer, load_checkpoint
 from shared.problems import Case, Hidden, Problem, values
-from shared.sandbox import FunctionRun, Functions, Limits, connect
+from shared.sandbox import FunctionRun, Limits, connect
+from shared.sandbox.pool import FunctionPool
 
 _LIMITS = Sampling(retry="append")
 MAX_EDITS, MAX_TURNS, ROOM = _LIMITS.max_edits, _LIMITS.max_turns, _LIMITS.max_completion_tokens
+T = TypeVar("T")
 MAX_BROKEN = 3  # as in the agent of a run
 BATCH = 48  # problems in lock-step
 
@@ -95,11 +98,19 @@ def probe(
         functions.close_sync()
 
 
-def _chunks(items: Sequence, size: int):
+def _chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def _attempts(model, format: Compact, pairs, samples: int, temperature: float, sampler, functions) -> list[Session]:
+def _attempts(
+    model: Transformer,
+    format: Compact,
+    pairs: Sequence[tuple[Problem, Hidden]],
+    samples: int,
+    temperature: float,
+    sampler: torch.Generator,
+    functions: FunctionPool,
+) -> list[Session]:
     sessions = [Session(p, h, Workspace(dict(p.files))) for p, h in pairs for _ in range(samples)]
     engine = LockStep(model, [format.prompt(s.problem, s.problem.files) for s in sessions], ROOM)
     alive = list(range(len(sessions)))
@@ -184,7 +195,7 @@ def _visible(s: Session) -> FunctionRun:
     return _run(s.problem, s.workspace.files, s.problem.visible)
 
 
-def _solved(sessions: Sequence[Session], states: list[dict[str, str]], functions) -> list[bool]:
+def _solved(sessions: Sequence[Session], states: Sequence[dict[str, str]], functions: FunctionPool) -> list[bool]:
     cases = [[*s.problem.visible, *s.hidden.cases] for s in sessions]
     results = functions.run_sync([_run(s.problem, f, c) for s, f, c in zip(sessions, states, cases, strict=True)])
     return [
@@ -193,7 +204,9 @@ def _solved(sessions: Sequence[Session], states: list[dict[str, str]], functions
     ]
 
 
-def _figures(sessions: list[Session], samples: int, functions: Functions, kinds) -> Probe:
+def _figures(
+    sessions: list[Session], samples: int, functions: FunctionPool, kinds: dict[str, list[float]] | None
+) -> Probe:
     solved = torch.tensor(_solved(sessions, [s.workspace.files for s in sessions], functions)).float()
     first = torch.tensor(_solved(sessions, [s.first or s.problem.files for s in sessions], functions)).float()
     per_problem = solved.view(-1, samples)
@@ -201,7 +214,7 @@ def _figures(sessions: list[Session], samples: int, functions: Functions, kinds)
         for s, success in zip(sessions, solved.tolist(), strict=True):
             kinds.setdefault(s.hidden.bug or "unknown", []).append(success)
 
-    def mean(values) -> float:
+    def mean(values: Iterable[float]) -> float:
         return sum(values) / len(sessions)
 
     return Probe(

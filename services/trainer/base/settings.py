@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from services.trainer.base.tokenizer import VOCABULARY
 
@@ -11,7 +12,7 @@ SEED = 1
 
 # Qwen3-MoE: 2.7M parameters with the MTP layer, 1.4M of the trunk active per token. Four experts: for the few tokens of an
 # engine step, eight of them cost a fifth more (more and smaller products).
-MODEL = {
+MODEL: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "vocab_size": VOCABULARY,
     "hidden_size": 128,

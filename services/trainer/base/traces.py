@@ -128,14 +128,15 @@ def _wrong_tries(
     if count == 0:
         return []
     (source,) = files.values()
-    near, far = [], []
+    near: list[list[int]] = []
+    far: list[list[int]] = []
     for drawn, mutant in enumerate(Mutations(source.rstrip("\n")).draw(rng)):
         call = format.edit_call(mutant.line, mutant.good, mutant.bad)
         if call is not None and call != repair and len(call) <= MAX_CALL:
             (near if mutant.line in lines else far).append(call)
         if drawn >= 40 or (len(near) >= count and len(far) >= count):
             break
-    tries = []
+    tries: list[Try] = []
     while len(tries) < count and (near or far):
         pile = near if near and (rng.random() < SAME_LINE_SHARE or not far) else far
         call = pile.pop()
