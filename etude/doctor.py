@@ -18,7 +18,8 @@ from pathlib import Path
 from etude.finding import Finding
 from etude.finding import report as told
 
-MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
+from etude import room
+
 DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
 BASE_PORT = 8700  # ports of `etude up` and of the demo count from here
 
@@ -64,47 +65,25 @@ def sandbox() -> Finding:
             "bubblewrap (bwrap) is not installed",
             "apt-get install bubblewrap, or your system's equal",
         )
-    probe = subprocess.run(
-        [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    if probe.returncode:
-        reason = probe.stderr.strip().splitlines()[-1:] or [f"exit code {probe.returncode}"]
-        return Finding(
-            "sandbox",
-            False,
-            f"bwrap cannot make namespaces: {reason[0]}",
-            "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0), or run in a container that allows them (docs/sandboxes.md)",
-        )
+    if reason := room.without_namespaces(bwrap):
+        return Finding("sandbox", False, reason, room.NAMESPACES)
     return Finding("sandbox", True, bwrap)
 
 
 def memory() -> Finding:
-    try:
-        available = next(
-            int(line.split()[1])
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
+    gib = room.memory_gib()
+    if gib is None:
         return Finding("memory", True, "unknown")
-    gib = available / 2**20
     return Finding(
         "memory",
-        gib >= MEMORY_GIB,
+        gib >= room.MEMORY_GIB,
         f"{gib:.1f} GiB free",
-        "" if gib >= MEMORY_GIB else f"free at least {MEMORY_GIB:g} GiB",
+        "" if gib >= room.MEMORY_GIB else f"free at least {room.MEMORY_GIB:g} GiB (in a container: raise its limit)",
     )
 
 
 def disk(state: Path) -> Finding:
-    folder = state.resolve()
-    while not folder.exists():
-        folder = folder.parent
-    gib = shutil.disk_usage(folder).free / 2**30
+    folder, gib = room.disk_gib(state)
     return Finding(
         f"disk below {folder}",
         gib >= DISK_GIB,

@@ -2,7 +2,8 @@
 
 Standard library only: it runs before anything is installed. Makes `.venv` (of this Python if it is 3.11 or 3.12, else of one
 that uv finds or fetches), installs the pinned packages (a CPU build of torch when there is no GPU and such a build can be
-had) and, by apt when root, what the system lacks. A stamp makes second runs instant.
+had) and, by apt when root, what the system lacks. What the machine itself lacks is told before anything is downloaded. A stamp
+makes second runs instant.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run as a file
+
+from etude import room  # noqa: E402  (standard library only, too)
+
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".etude-stamp"
 EXTRAS = "all,test"
 SUPPORTED = ((3, 11), (3, 12))
+DISK_GIB = 7.5  # README: 8 GB, of which packages take up to 5
+AGAIN_GIB = 1.0  # where the packages are there and some change
+ANYWAY = "SETUP_ANYWAY"
 
 
 def say(text: str) -> None:
@@ -44,6 +52,36 @@ def check_machine() -> None:
         fail(
             f"found {sys.platform}; Étude runs on Linux. On Windows use WSL2, on macOS a Linux virtual machine or Docker."
         )
+
+
+def lacks_room(fresh: bool) -> list[str]:
+    """What the machine has too little of, with the way out. `fresh`: nothing is installed yet."""
+    lacks = []
+    wanted = DISK_GIB if fresh else AGAIN_GIB
+    folder, free = room.disk_gib(ROOT)
+    if free < wanted:
+        lacks.append(f"disk: {free:.1f} GiB free below {folder}; free {wanted:g} GiB, or clone where there is room")
+    memory = room.memory_gib()
+    if fresh and memory is not None and memory < room.MEMORY_GIB:
+        lacks.append(
+            f"memory: {memory:.1f} GiB free; free at least {room.MEMORY_GIB:g} GiB (in a container: raise its limit)"
+        )
+    return lacks
+
+
+def lacks_namespaces() -> list[str]:
+    bwrap = shutil.which("bwrap")
+    if not bwrap or os.environ.get("ETUDE_SANDBOX") == "process":
+        return []
+    reason = room.without_namespaces(bwrap)
+    return [f"sandbox: {reason}; {room.NAMESPACES}"] if reason else []
+
+
+def require(lacks: list[str]) -> None:
+    """Before gigabytes are downloaded: the demo would not start on this machine."""
+    if lacks and not os.environ.get(ANYWAY):
+        lines = "".join(f"\n  {line}" for line in lacks)
+        fail(f"something is missing, and nothing was downloaded:{lines}\n  To set up all the same: {ANYWAY}=1 make …")
 
 
 def interpreter(version: tuple[int, int]) -> str:
@@ -127,7 +165,11 @@ def main() -> None:
     check_machine()
     if STAMP.exists() and STAMP.read_text() == fingerprint():
         return
+    fresh = not PYTHON.exists()
+    require(lacks_room(fresh))
     system_packages()
+    if fresh:
+        require(lacks_namespaces())
     install()
     STAMP.write_text(fingerprint())
     say("done")

@@ -1,11 +1,14 @@
-"""Set-up finds a Python that will do, and says what the system lacks."""
+"""Set-up finds a Python that will do, and says what the system and the machine lack before it downloads."""
 
 from __future__ import annotations
 
+import ast
 import sys
+from pathlib import Path
 
 import pytest
 
+from etude import room
 from infra import setup
 
 
@@ -32,3 +35,63 @@ def test_what_the_system_lacks_is_named_with_its_package(monkeypatch, tools, ens
     monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}" if name in tools else None)
     monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: ensurepip or None)
     assert setup.lacking() == lacks
+
+
+@pytest.mark.parametrize(("fresh", "enough"), [(True, setup.DISK_GIB), (False, setup.AGAIN_GIB)])
+def test_a_disk_that_is_too_small_is_told_before_anything_is_downloaded(monkeypatch, capsys, fresh, enough):
+    monkeypatch.setattr(room, "memory_gib", lambda: 64.0)
+    monkeypatch.setattr(room, "disk_gib", lambda folder: (folder, enough))
+    assert setup.lacks_room(fresh) == []
+    monkeypatch.setattr(room, "disk_gib", lambda folder: (folder, enough - 0.1))
+    (said,) = setup.lacks_room(fresh)
+    assert said.startswith(f"disk: {enough - 0.1:.1f} GiB free below {setup.ROOT}; free {enough:g} GiB")
+
+
+def test_too_little_memory_is_told_where_nothing_is_installed_yet(monkeypatch):
+    monkeypatch.setattr(room, "disk_gib", lambda folder: (folder, 100.0))
+    monkeypatch.setattr(room, "memory_gib", lambda: 1.5)
+    assert setup.lacks_room(True)[0].startswith("memory: 1.5 GiB free; free at least 4 GiB")
+    assert setup.lacks_room(False) == []
+    monkeypatch.setattr(room, "memory_gib", lambda: None)
+    assert setup.lacks_room(True) == []
+
+
+def test_a_machine_without_namespaces_is_told_unless_sandboxes_were_given_up(monkeypatch, tmp_path):
+    refusing(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    (said,) = setup.lacks_namespaces()
+    assert said.startswith(
+        "sandbox: bwrap cannot make namespaces: No permissions to create new namespace; allow unpriv"
+    )
+    monkeypatch.setenv("ETUDE_SANDBOX", "process")
+    assert setup.lacks_namespaces() == []
+
+
+def refusing(folder: Path) -> None:
+    """A bubblewrap that says what it says where namespaces are kept from users."""
+    bwrap = folder / "bwrap"
+    bwrap.write_text(
+        "#!/bin/sh\necho 'bwrap: warning' >&2\necho 'No permissions to create new namespace' >&2\nexit 1\n"
+    )
+    bwrap.chmod(0o755)
+
+
+def test_what_is_missing_ends_set_up_unless_it_is_told_to_go_on(monkeypatch):
+    monkeypatch.delenv(setup.ANYWAY, raising=False)
+    setup.require([])
+    with pytest.raises(
+        SystemExit, match="nothing was downloaded:\n  disk: none\n  To set up all the same: SETUP_ANYWAY=1"
+    ):
+        setup.require(["disk: none"])
+    monkeypatch.setenv(setup.ANYWAY, "1")
+    setup.require(["disk: none"])
+
+
+@pytest.mark.parametrize("module", [setup, room])
+def test_set_up_reads_on_an_old_python_and_needs_nothing_installed(module):
+    tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))
+    imported = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert imported - {"etude"} <= sys.stdlib_module_names
+    assert not Path(room.__file__).with_name("__init__.py").read_text().count("import ")

@@ -1,0 +1,108 @@
+"""`etude doctor`: what stands in the way of the demo is found, with the way out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude import doctor, room
+
+GIB = 2**30
+
+
+def machine(folder: Path, free_gib: float) -> Path:
+    path = folder / "meminfo"
+    path.write_text(f"MemTotal: {64 << 20} kB\nMemFree: 100 kB\nMemAvailable: {int(free_gib * 2**20)} kB\n")
+    return path
+
+
+def test_without_bubblewrap_the_way_out_is_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    found = doctor.sandbox()
+    assert (found.ok, found.found) == (False, "bubblewrap (bwrap) is not installed")
+    assert "install bubblewrap" in found.way_out
+
+
+def test_without_user_namespaces_what_bubblewrap_says_is_told_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    found = doctor.sandbox()
+    assert not found.ok
+    assert found.found == "bwrap cannot make namespaces: bwrap: setting up uid map: Permission denied"
+    assert "unprivileged user namespaces" in found.way_out
+    monkeypatch.setenv("ETUDE_SANDBOX", "process")
+    assert doctor.sandbox().ok
+    assert "NOT isolated" in doctor.sandbox().found
+
+
+@pytest.mark.parametrize(("free", "ok"), [(3.9, False), (4.1, True)])
+def test_too_little_memory_is_found(monkeypatch: pytest.MonkeyPatch, free: float, ok: bool) -> None:
+    monkeypatch.setattr(room, "memory_gib", lambda: free)
+    found = doctor.memory()
+    assert (found.ok, found.found) == (ok, f"{free} GiB free")
+    assert ("free at least 4 GiB" in found.way_out) is not ok
+
+
+def test_a_containers_limit_counts_where_it_leaves_less_than_the_machine(tmp_path: Path) -> None:
+    meminfo = machine(tmp_path, 10)
+    assert room.memory_gib(meminfo, tmp_path / "none") == pytest.approx(10)
+    two, one = tmp_path / "two", tmp_path / "one" / "memory"
+    two.mkdir()
+    one.mkdir(parents=True)
+    (two / "memory.max").write_text("max\n")
+    (two / "memory.current").write_text(f"{GIB}\n")
+    assert room.memory_gib(meminfo, two) == pytest.approx(10)
+    (two / "memory.max").write_text(f"{4 * GIB}\n")
+    (two / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\n")
+    assert room.memory_gib(meminfo, two) == pytest.approx(3.5)
+    (one / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    (one / "memory.usage_in_bytes").write_text(f"{GIB}\n")
+    assert room.memory_gib(meminfo, tmp_path / "one") == pytest.approx(1)
+    (one / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # version 1 says so where there is none
+    assert room.memory_gib(meminfo, tmp_path / "one") == pytest.approx(10)
+
+
+def test_where_nobody_says_how_much_memory_is_free_nothing_is_held_against_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert room.memory_gib(tmp_path / "none", tmp_path / "none") is None
+    monkeypatch.setattr(room, "memory_gib", lambda: None)
+    assert (doctor.memory().ok, doctor.memory().found) == (True, "unknown")
+
+
+@pytest.mark.parametrize(("free", "ok"), [(1.9, False), (2.1, True)])
+def test_too_little_disk_is_found_where_the_state_will_lie(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, ok: bool
+) -> None:
+    asked: list[Path] = []
+    usage = shutil.disk_usage(tmp_path)
+
+    def disk_usage(folder: Path) -> object:
+        asked.append(folder)
+        return usage._replace(free=int(free * GIB))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    found = doctor.disk(tmp_path / "not" / "there" / "yet")
+    assert (found.ok, found.found, asked) == (ok, f"{free} GiB free", [tmp_path])
+    assert ("use --state" in found.way_out) is not ok
+
+
+def test_elsewhere_than_on_linux_the_way_out_is_told_and_no_more_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert doctor.report(tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "no  Linux" in said
+    assert "in a Linux virtual machine, or on Windows in WSL2" in said
+    assert "ports" not in said
