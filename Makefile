@@ -7,7 +7,7 @@ PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
 
-.PHONY: help setup docs demo test lint format types ci nightly servers servers-down sglang chaos chart images images-local rehearse reference base pack corpus \
+.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang chaos chart images images-local rehearse reference base pack corpus \
         bench lock clean
 
 help:            ## this list
