@@ -1,4 +1,4 @@
-"""The main job, small: every service as a process, a few steps on problems of our own, one service killed."""
+"""The main job, small: every service as a process, a few steps on problems of our own; one service killed, or all stopped."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def _etude(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _demo(*arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "etude.cli", "demo", "--problems", "problems.jsonl", "--minutes", "6", "--groups-per-step", "2",
+        "--group-size", "4", "--eval-samples", "2", "--report", "report.json", *arguments,
+    ]  # fmt: skip
+
+
 def _steps(state: Path) -> int:
     """Steps that the trainer has logged so far."""
     log = state / "logs" / "trainer.log"
@@ -33,11 +40,7 @@ def _steps(state: Path) -> int:
 @pytest.mark.parametrize("victim", ["trainer"])
 def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_path: Path, victim: str) -> None:
     write(tmp_path / "problems.jsonl", per_function=16)
-    command = [
-        sys.executable, "-m", "etude.cli", "demo", "--problems", "problems.jsonl", "--steps", "12", "--minutes", "6",
-        "--groups-per-step", "2", "--group-size", "4", "--eval-problems", "6", "--eval-samples", "2",
-        "--report", "report.json",
-    ]  # fmt: skip
+    command = _demo("--steps", "12", "--eval-problems", "6")
     with (tmp_path / "demo.log").open("w") as log:
         demo = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         killed = False
@@ -57,3 +60,39 @@ def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_p
     assert report["before"]["problems"] == report["after"]["problems"] == 6
     audit = _etude("ledger", "audit", report["run"], cwd=tmp_path)
     assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) -> None:
+    write(tmp_path / "problems.jsonl", per_function=8)
+    with (tmp_path / "demo.log").open("w") as log:
+        first = subprocess.Popen(
+            _demo("--steps", "5", "--eval-problems", "3", "--base-port", "0"),
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        while first.poll() is None and _steps(tmp_path / ".etude") < 2:
+            time.sleep(0.2)
+        os.killpg(first.pid, signal.SIGINT)  # a terminal sends it to the services as well
+        code = first.wait(120)
+    text = (tmp_path / "demo.log").read_text()
+    assert code == 130, text[-3000:]
+    assert "Stopped. `etude demo --resume` goes on from here." in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "report.json").exists()
+    memory = json.loads((tmp_path / ".etude" / "demo.json").read_text())
+    assert memory["phase"] == "practice"
+    second = subprocess.run(
+        [sys.executable, "-m", "etude.cli", "demo", "--resume", "--base-port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["run"] == memory["run"]
+    assert [report[k] for k in ("lost", "trained_twice", "staleness_violations")] == [0, 0, 0]
+    assert report["steps"] >= 5
+    assert report["before"]["problems"] == report["after"]["problems"] == 3
