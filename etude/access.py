@@ -139,7 +139,7 @@ def set_(state: State = Path(".etude"), users: Users = "") -> None:
     policies of each, and the topics and the bucket that are missing. What differs is set anew, secrets too, and what our users
     may beyond the declaration is taken back. Writes no file. The settings must be an administrator's."""
     with _told():
-        settings = ServiceSettings(state=state)
+        settings = read(ServiceSettings, state=state)
         begin, given = _users(settings, users), _named(os.environ)
         with_bus, with_objects = _with(settings)
         if with_bus:

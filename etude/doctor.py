@@ -15,10 +15,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from etude import room
 from etude.finding import Finding
 from etude.finding import report as told
-
-from etude import room
 
 DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
 BASE_PORT = 8700  # ports of `etude up` and of the demo count from here
