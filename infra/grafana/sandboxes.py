@@ -72,7 +72,7 @@ SANDBOXES = Dashboard(
                 ),
                 panel(
                     "Processor of the workers",
-                    "Cores, without their sandboxes' children that are still running.",
+                    "Cores of the workers themselves; what runs in their sandboxes is a process of its own and not in it.",
                     (
                         'sum by (job) (rate(process_cpu_seconds_total{job=~"grader|rollout|curator"}[$__rate_interval]))',
                         "{{job}}",
