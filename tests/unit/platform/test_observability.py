@@ -15,6 +15,8 @@ from infra import declared, run_defaults
 from infra.generate import DASHBOARDS, files
 from infra.grafana import check
 from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
+from services.reward import monitors
+from services.scheduler.quota import QUOTA_EXCEEDED
 from shared.contracts.run import Ref
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,10 +166,37 @@ def test_every_alert_is_tried_and_says_what_to_do():
     tried = (PROMETHEUS / "alerts_test.yml").read_text()
     for group in ALERTS["groups"]:
         for rule in group["rules"]:
-            assert rule["annotations"].keys() == {"summary", "action"}
+            assert rule["annotations"].keys() == {"summary", "action", "runbook"}
             by_series = "by (run, name, severity)" in rule["expr"]  # as it was said
             assert by_series or rule["labels"]["severity"] in ("warning", "critical")
             assert rule["alert"] in tried
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert():
+    named = {rule["alert"]: rule["annotations"]["runbook"] for group in ALERTS["groups"] for rule in group["rules"]}
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n\n(.+?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == named.keys()
+    assert named == {name: f"docs/alerts.md#{name.lower()}" for name in named}  # as the site and GitHub make the anchor
+    assert all(len(text) > 100 for text in sections.values())
+    anchors = {name.lower() for name in sections}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", page)) <= anchors
+
+
+def test_the_runbook_knows_every_alert_of_a_run():
+    """By the names that services raise them under."""
+    raised = set()
+    for path in (ROOT / "services").rglob("*.py"):
+        text = path.read_text()
+        raised |= set(re.findall(r'Alert\([^)]*?\bname="(\w+)",\s+severity="(?:critical|warning)"', text, re.DOTALL))
+        raised |= set(re.findall(r'\.alert\(\s*"(\w+)", "(?:critical|warning)"', text))
+    raised |= {name for _, name, _ in monitors._BOUNDS.values()} | {QUOTA_EXCEEDED}
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    told = set(
+        re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `")))
+    )
+    assert len(raised) > 12
+    assert told == raised - {"problems_unproven"}
 
 
 def test_the_guide_names_tests_and_commands_that_exist():
