@@ -5,7 +5,7 @@ Processes know nothing of runs: what they take is divided by what the chosen run
 
 from __future__ import annotations
 
-from infra.grafana.panels import Dashboard, Field, Row, panel
+from infra.grafana.panels import SERVICES, Dashboard, Field, Row, panel
 
 RUN = '{run=~"$run"}'
 SHOWN, HOUR = "$__range", "1h"
@@ -37,9 +37,9 @@ def solved(window: str) -> str:
     return f'sum(increase(etude_reward_attempts_total{{run=~"$run",outcome="solved"}}[{window}]))'
 
 
-def processor(window: str, job: str = "") -> str:
+def processor(window: str, jobs: str = SERVICES) -> str:
     """Processor seconds."""
-    return f"sum(increase(process_cpu_seconds_total{job}[{window}]))"
+    return f'sum(increase(process_cpu_seconds_total{{job=~"{jobs}"}}[{window}]))'
 
 
 def minutes(series: str, window: str) -> str:
@@ -82,7 +82,7 @@ def seconds(window: str) -> tuple[tuple[str, str], ...]:
     graders = f"sum(increase(etude_grader_busy_seconds_total[{window}]))"
     visible = f"sum(increase(etude_rollout_sandbox_wait_seconds_total[{window}]))"
     return (
-        (per(processor(window, '{job="inference"}'), solved(window)), "engines, processor"),
+        (per(processor(window, "inference"), solved(window)), "engines, processor"),
         (per(trainer, solved(window)), "trainer, steps"),
         (per(graders, solved(window)), "graders, busy"),
         (per(visible, solved(window)), "visible tests, waited for"),
@@ -181,7 +181,7 @@ COST = Dashboard(
                     "Processor seconds by service",
                     "Per hour. 3600 are a core. On a CPU the engine and the trainer are the cost; another service that takes as "
                     "much is in trouble.",
-                    (f"sum by (job) (increase(process_cpu_seconds_total[{HOUR}]))", "{{job}}"),
+                    (f'sum by (job) (increase(process_cpu_seconds_total{{job=~"{SERVICES}"}}[{HOUR}]))', "{{job}}"),
                     unit="s",
                     stacked=True,
                     least=0,
@@ -189,7 +189,7 @@ COST = Dashboard(
                 panel(
                     "Memory by service",
                     "Resident, of all replicas together. Far below what is reserved for them: reserve less.",
-                    ("sum by (job) (process_resident_memory_bytes)", "{{job}}"),
+                    (f'sum by (job) (process_resident_memory_bytes{{job=~"{SERVICES}"}})', "{{job}}"),
                     unit="bytes",
                     stacked=True,
                     least=0,

@@ -13,7 +13,7 @@ from etude.demo.prepare import configure
 from etude.supervisor import SERVICES
 from infra import declared, run_defaults
 from infra.generate import DASHBOARDS, files
-from infra.grafana import check
+from infra.grafana import check, panels
 from infra.grafana.panels import COLUMNS, Dashboard, Row, panel, render
 from services.reward import monitors
 from services.scheduler.quota import QUOTA_EXCEEDED
@@ -77,6 +77,9 @@ def test_a_job_is_a_service_or_a_server():
     assert jobs <= scraped | {job["job_name"] for job in config}
     missing = next(r for g in ALERTS["groups"] for r in g["rules"] if r["alert"] == "ServiceMissing")["expr"]
     assert set(re.findall(r'absent\(up\{job="(\w+)"', missing)) == jobs
+    down = next(r for g in ALERTS["groups"] for r in g["rules"] if r["alert"] == "ServiceDown")["expr"]
+    assert f'job=~"{panels.SERVICES}"' in down
+    assert set(panels.SERVICES.split("|")) == jobs
 
 
 def test_legends_name_labels_that_survive_the_grouping():
@@ -212,5 +215,5 @@ def test_the_guide_names_tests_and_commands_that_exist():
         re.findall(r"^#?(ETUDE_\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
     )
     assert variables <= known
-    panels = {one.title for dashboard in DASHBOARDS.values() for one in dashboard.panels()}
-    assert {"Busy graders", "What attempts wait for"} <= panels
+    titles = {one.title for dashboard in DASHBOARDS.values() for one in dashboard.panels()}
+    assert {"Busy graders", "What attempts wait for"} <= titles
