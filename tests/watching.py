@@ -6,8 +6,10 @@ from Debian's packages, `auto` skips the test, as for the servers (tests/servers
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,18 @@ class Program:
             cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """In `folder`, where its log lies as well."""
+    with (folder / f"{Path(command[0]).name}.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def need(name: str, package: str = "prometheus") -> Program:

@@ -31,7 +31,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Panel:
     """`about` says what a person reads from it, and what is wrong when it looks wrong. `unit`: Grafana's name of a unit.
-    `total`: its queries are asked once, for the time shown (`$__range`); a table always is, for now."""
+    `total`: its queries are asked once, for the time shown (`$__range`); a table always is, for now. `exemplars`: trace ids of
+    single events are shown as points."""
 
     title: str
     about: str
@@ -43,6 +44,7 @@ class Panel:
     most: float | None = None
     stacked: bool = False
     total: bool = False
+    exemplars: bool = False
 
     @property
     def at_once(self) -> bool:
@@ -197,6 +199,7 @@ def _panel(one: Panel, x: int, y: int, number: int) -> dict[str, Any]:
                 "legendFormat": query.legend or "__auto",
                 "instant": one.at_once,
                 "range": not one.at_once,
+                **({"exemplar": True} if one.exemplars else {}),
                 "format": "table" if one.kind == "table" else "time_series",
             }
             for i, query in enumerate(one.queries)

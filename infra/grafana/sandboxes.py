@@ -31,10 +31,11 @@ SANDBOXES = Dashboard(
                 ),
                 panel(
                     "From finished to scored",
-                    "Taking a finished attempt to its published score.",
+                    "Taking a finished attempt to its published score. Points are single attempts, with the id of their trace.",
                     (quantile(0.5, "etude_reward_grading_seconds"), "median"),
                     (quantile(0.95, "etude_reward_grading_seconds"), "95 %"),
                     unit="s",
+                    exemplars=True,
                 ),
                 panel(
                     "In hand",

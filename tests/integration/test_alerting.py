@@ -17,21 +17,10 @@ import pytest
 import yaml
 
 from tests.integration.test_dashboards import free_port
-from tests.watching import Program, need
+from tests.watching import Program, need, running
 
 PROMETHEUS = Path(__file__).resolve().parents[2] / "infra" / "prometheus"
 SCRIPT = PROMETHEUS / "alertmanager.sh"
-
-
-@contextlib.contextmanager
-def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    with (folder / f"{Path(command[0]).name}.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @contextlib.contextmanager
