@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,18 @@ import pytest
 from infra.generate import DASHBOARDS
 from infra.grafana.schema import DASHBOARDS as FOLDER
 from infra.grafana.schema import wrong
+from infra.servers import Unavailable
+from infra.servers.go import find_go
 
 pytestmark = pytest.mark.timeout(600)  # Go compiles its own library once
 
 
 @pytest.fixture(autouse=True)
 def go() -> None:
-    if not shutil.which("go"):
-        required = os.environ.get("ETUDE_TEST_SERVERS") == "require"
-        (pytest.fail if required else pytest.skip)("no go: Grafana's schema is a Go module")
+    try:
+        find_go("Grafana's schema")
+    except Unavailable as error:
+        (pytest.fail if os.environ.get("ETUDE_TEST_SERVERS") == "require" else pytest.skip)(str(error))
 
 
 def test_every_dashboard_is_what_grafana_takes() -> None:
