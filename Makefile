@@ -53,7 +53,8 @@ ci: lint sglang  ## what every change must pass, real servers and SGLang include
 nightly: ci bench chart  ## long kills, soaks, full benchmarks
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
 
-chart: setup     ## lint and render the Helm chart, validate it against Kubernetes' schemas (needs Go)
+chart: setup     ## the Helm chart against Kubernetes' schemas, the dashboards against Grafana's (needs Go)
+	@$(BIN)/python -m infra.grafana.schema
 	@$(BIN)/python -m infra.helm.check
 
 images:          ## every image of docker-compose.yml without an image registry (needs root, docker, debootstrap, go, mvn)

@@ -10,13 +10,14 @@ import json
 from pathlib import Path
 
 from infra import declared, run_defaults
+from infra.grafana.cost import COST
 from infra.grafana.engines import ENGINES
 from infra.grafana.flow import FLOW
 from infra.grafana.learning import LEARNING
 from infra.grafana.panels import render
 from infra.grafana.sandboxes import SANDBOXES
 
-DASHBOARDS = {"learning": LEARNING, "flow": FLOW, "engines": ENGINES, "sandboxes": SANDBOXES}
+DASHBOARDS = {"learning": LEARNING, "flow": FLOW, "engines": ENGINES, "sandboxes": SANDBOXES, "cost": COST}
 AGAIN = "Written by `python -m infra.generate` from the code; edit that instead."
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import structlog
 from aiohttp import web
-from prometheus_client import REGISTRY, Gauge, generate_latest
+from prometheus_client import REGISTRY, Gauge, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
 
 from shared import telemetry_spans
 from shared.contracts.tracing import trace_id
@@ -75,6 +76,7 @@ def replica_name(service: str, settings: ServiceSettings) -> str:
     return settings.name or f"{service}-{socket.gethostname()}-{os.getpid()}"
 
 
+disable_created_metrics()  # when each counter began: as many series again, and nobody asks
 WAITS = Gauge(
     "etude_health_waiting_since_seconds",
     "Unix time since when the service waits, by what it waits on; no series: it waits on nothing.",
@@ -138,8 +140,10 @@ class Health:
         ]
         return web.json_response({"ready": self.ready, "waits": waits}, status=200 if self.ready else 503)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(REGISTRY), content_type="text/plain")
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """As OpenMetrics for whoever asks for that, as Prometheus does: it alone has exemplars."""
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(REGISTRY), headers={"Content-Type": content_type})
 
     async def __aenter__(self) -> Health:
         self._runner = web.AppRunner(self._app, access_log=None)

@@ -1,1 +1,1 @@
-"""Dashboards as code: `learning`, `flow`, `engines` and `sandboxes` declare them, `panels` turns them into Grafana's JSON."""
+"""Dashboards as code: `learning`, `flow`, `engines`, `sandboxes`, `cost` declare them, `panels` turns them into Grafana's JSON."""

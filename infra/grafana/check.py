@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import yaml
 
 from infra.generate import DASHBOARDS
+from infra.grafana.panels import Field
 
 ALERTS = Path(__file__).resolve().parent.parent / "prometheus" / "alerts.yml"
 POINTS = 240  # per series asked for
@@ -63,9 +65,12 @@ class Answer:
     error: str = ""
 
 
-def filled(expr: str, window: str = "1m") -> str:
-    """As Grafana would send it: every run, and a window of at least four scrapes."""
-    return expr.replace("$__rate_interval", window).replace("$run", ".*")
+def filled(expr: str, fields: Iterable[Field] = (), window: str = "1m", shown: str = "1h") -> str:
+    """As Grafana would send it: every run, fields as they stand at first, a window of at least four scrapes, and the last
+    hour shown."""
+    values = {field.name: field.value for field in fields}
+    values |= {"__rate_interval": window, "__range": shown, "run": ".*"}
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], found[0]), expr)
 
 
 def expressions() -> Iterator[Asked]:
@@ -73,7 +78,7 @@ def expressions() -> Iterator[Asked]:
         for panel in dashboard.panels():
             for query in panel.queries:
                 legend = query.legend if len(panel.queries) > 1 else ""
-                yield Asked(f"{name}: {panel.title}", legend, filled(query.expr))
+                yield Asked(f"{name}: {panel.title}", legend, filled(query.expr, dashboard.fields))
     for group in yaml.safe_load(ALERTS.read_text())["groups"]:
         for rule in group["rules"]:
             yield Asked(f"alert {rule['alert']}", "", rule["expr"], alert=True)

@@ -1,7 +1,8 @@
 """Grafana's dashboard JSON from a short declaration.
 
-Plain dictionaries: of the hundreds of fields of Grafana's schema a dashboard here uses thirty, all stable since Grafana 9.
-A builder library for all of them would be a dependency larger than this platform's light image.
+Plain dictionaries: of the hundreds of fields of Grafana's schema a dashboard here uses fifty, all stable since Grafana 9.
+A builder library for all of them would be a dependency larger than this platform's light image. `infra.grafana.schema` holds
+the result against Grafana's own types: what its schema requires stands here, a default too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ COLUMNS = 24
 HEIGHT = 8
 SCHEMA_VERSION = 39  # Grafana 11; later ones migrate it when they load it
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
+# A Prometheus may watch other things too, itself for one. A test holds that these are all services there are.
+SERVICES = "scheduler|curator|trainer|inference|reward|grader|rollout|evaluator|console"
 Kind = Literal["timeseries", "stat", "table"]
 
 
@@ -27,7 +30,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`about` says what a person reads from it, and what is wrong when it looks wrong. `unit`: Grafana's name of a unit."""
+    """`about` says what a person reads from it, and what is wrong when it looks wrong. `unit`: Grafana's name of a unit.
+    `total`: its queries are asked once, for the time shown (`$__range`); a table always is, for now. `exemplars`: trace ids of
+    single events are shown as points."""
 
     title: str
     about: str
@@ -38,6 +43,22 @@ class Panel:
     least: float | None = None
     most: float | None = None
     stacked: bool = False
+    total: bool = False
+    exemplars: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        return self.total or self.kind == "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number that whoever looks may type in at the top; `$name` in expressions."""
+
+    name: str
+    label: str
+    value: str
+    about: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,7 @@ class Dashboard:
     about: str
     rows: tuple[Row, ...]
     runs: str = ""
+    fields: tuple[Field, ...] = ()
 
     def panels(self) -> Iterable[Panel]:
         return (panel for row in self.rows for panel in row.panels)
@@ -102,8 +124,9 @@ def render(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
-        "links": [{"type": "dashboards", "tags": ["etude"], "title": "Étude", "asDropdown": False, "keepTime": True}],
-        "templating": {"list": [_runs(dashboard.runs)] if dashboard.runs else []},
+        "annotations": {"list": []},
+        "links": [_LINK],
+        "templating": {"list": [*([_runs(dashboard.runs)] if dashboard.runs else []), *map(_field, dashboard.fields)]},
         "panels": panels,
     }
 
@@ -141,8 +164,18 @@ def _runs(metric: str) -> dict[str, Any]:
     }
 
 
+def _field(field: Field) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "label": field.label,
+        "description": field.about,
+        "type": "textbox",
+        "query": field.value,
+        "current": {"text": field.value, "value": field.value},
+    }
+
+
 def _panel(one: Panel, x: int, y: int, number: int) -> dict[str, Any]:
-    at_once = one.kind == "table"
     defaults: dict[str, Any] = {"unit": one.unit, "min": one.least, "max": one.most}
     if one.kind == "timeseries":
         fill = 60 if one.stacked else 8
@@ -156,17 +189,18 @@ def _panel(one: Panel, x: int, y: int, number: int) -> dict[str, Any]:
         "datasource": SOURCE,
         "gridPos": {"h": HEIGHT, "w": one.width, "x": x, "y": y},
         "fieldConfig": {"defaults": {k: v for k, v in defaults.items() if v is not None}, "overrides": []},
-        "options": _options(one.kind),
-        "transformations": _TABLE if at_once else [],
+        "options": _OPTIONS[one.kind],
+        "transformations": _TABLE if one.kind == "table" else [],
         "targets": [
             {
                 "refId": chr(ord("A") + i),
                 "datasource": SOURCE,
                 "expr": query.expr,
                 "legendFormat": query.legend or "__auto",
-                "instant": at_once,
-                "range": not at_once,
-                "format": "table" if at_once else "time_series",
+                "instant": one.at_once,
+                "range": not one.at_once,
+                **({"exemplar": True} if one.exemplars else {}),
+                "format": "table" if one.kind == "table" else "time_series",
             }
             for i, query in enumerate(one.queries)
         ],
@@ -174,13 +208,32 @@ def _panel(one: Panel, x: int, y: int, number: int) -> dict[str, Any]:
 
 
 _TABLE = [{"id": "organize", "options": {"excludeByName": {"Time": True, "__name__": True}}}]
-
-
-def _options(kind: Kind) -> dict[str, Any]:
-    if kind == "timeseries":
-        return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
-    if kind == "stat":
-        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "area"}
-    if kind == "table":
-        return {"showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]}
-    return {}
+_LINK = {
+    "type": "dashboards",
+    "tags": ["etude"],
+    "title": "Étude",
+    "icon": "external link",
+    "tooltip": "",
+    "asDropdown": False,
+    "keepTime": True,
+    "targetBlank": False,
+    "includeVars": False,
+}
+_OPTIONS: dict[Kind, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"]},
+        "colorMode": "none",
+        "graphMode": "area",
+        "justifyMode": "auto",
+        "textMode": "auto",
+        "orientation": "auto",
+        "wideLayout": True,
+        "showPercentChange": False,
+        "percentChangeColorMode": "standard",
+    },
+    "table": {"frameIndex": 0, "showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]},
+}

@@ -31,10 +31,11 @@ SANDBOXES = Dashboard(
                 ),
                 panel(
                     "From finished to scored",
-                    "Taking a finished attempt to its published score.",
+                    "Taking a finished attempt to its published score. Points are single attempts, with the id of their trace.",
                     (quantile(0.5, "etude_reward_grading_seconds"), "median"),
                     (quantile(0.95, "etude_reward_grading_seconds"), "95 %"),
                     unit="s",
+                    exemplars=True,
                 ),
                 panel(
                     "In hand",
@@ -72,7 +73,7 @@ SANDBOXES = Dashboard(
                 ),
                 panel(
                     "Processor of the workers",
-                    "Cores, without their sandboxes' children that are still running.",
+                    "Cores of the workers themselves; what runs in their sandboxes is a process of its own and not in it.",
                     (
                         'sum by (job) (rate(process_cpu_seconds_total{job=~"grader|rollout|curator"}[$__rate_interval]))',
                         "{{job}}",

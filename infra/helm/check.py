@@ -3,7 +3,8 @@
     python -m infra.helm.check
 
 Needs Go: helm and kubeconform are built from their modules into `~/.cache/etude/tools` (minutes, once). Kubernetes' schemas
-come from a Python package, KEDA's from its module: nothing is fetched while the check runs.
+come from a Python package, those of KEDA and the Prometheus operator from their modules: nothing is fetched while the
+check runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,24 +28,46 @@ GO_TOOLS = {
     "helm": "helm.sh/helm/v3/cmd/helm@v3.18.6",
     "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0",
 }
-KEDA = "github.com/kedacore/keda/v2@v2.17.2"
+CUSTOM = {  # kind -> module and path of its definition
+    "scaledobject-keda-v1alpha1": (
+        "github.com/kedacore/keda/v2@v2.17.2",
+        "config/crd/bases/keda.sh_scaledobjects.yaml",
+    ),
+    "podmonitor-monitoring-v1": (
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+    ),
+    "prometheusrule-monitoring-v1": (
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+    ),
+}
 SCHEMAS = "kubernetes-validate==1.37.0"
 VERSIONS = ("1.31.0", "1.37.0")  # of Kubernetes
 # An installation's own part: what values.yaml leaves open on purpose.
 BUS = "servers.bus=kafka://kafka-0.kafka:9092\\,kafka-1.kafka:9092"
 OBJECTS = "servers.objects=s3://etude@s3.example:443?secure=1"
 SCALING = "scaling.kafka.servers=kafka-0.kafka:9092\\,kafka-1.kafka:9092"
+WATCHING = (  # that is off in every values file
+    "monitoring.rules=true",
+    "monitoring.dashboards=true",
+    "monitoring.labels.release=prometheus",
+    "traces.share=1",
+    "traces.endpoint=http://collector.monitoring:4318",
+    "traces.environment.OTEL_EXPORTER_OTLP_COMPRESSION=gzip",
+)
 INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
     "node": (BUS, OBJECTS),
     "cluster": (BUS, OBJECTS, SCALING),
     "node access": (),
-    "cluster access": (SCALING, "scaling.kafka.prefix=team-a"),
+    "cluster access": (SCALING, "scaling.kafka.prefix=team-a", *WATCHING),
 }
 REFUSED = {  # what is missing or wrong, and the word by which the chart must say so
     (): "servers",
     (BUS,): "objects",
     (BUS.replace("//", "//etude:hush@"), OBJECTS): "bus",
     (BUS, OBJECTS, "scaling.enabled=true"): "scaling.kafka.servers",
+    (BUS, OBJECTS, "traces.share=1"): "traces.endpoint",
 }
 
 
@@ -69,7 +93,7 @@ def build_tools() -> None:
 
 
 def schemas() -> Path:
-    """A directory of JSON schemas: Kubernetes' own, by version, and KEDA's, read from its resource definition."""
+    """A directory of JSON schemas: Kubernetes' own, by version, and those of `CUSTOM`, read from resource definitions."""
     package, folder = TOOLS / "kubernetes", TOOLS / "schemas"
     if not package.exists():
         run(*uv(), "pip", "install", "-q", "--no-deps", "--target", package, SCHEMAS)
@@ -84,18 +108,36 @@ def schemas() -> Path:
                 schema.pop("$id", None)
                 (copied / path.name).write_text(json.dumps(schema))
             copied.rename(target)
-    target = folder / "keda" / "scaledobject-keda-v1alpha1.json"
-    if not target.exists():
-        module = json.loads(run("go", "mod", "download", "-json", KEDA))["Dir"]
-        definition = yaml.safe_load((Path(module) / "config/crd/bases/keda.sh_scaledobjects.yaml").read_text())
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(json.dumps(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    for name, (module, path) in CUSTOM.items():
+        target = folder / "custom" / f"{name}.json"
+        if not target.exists():
+            source = Path(json.loads(run("go", "mod", "download", "-json", module))["Dir"]) / path
+            definition = yaml.safe_load(source.read_text())
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(json.dumps(closed(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])))
     return folder
+
+
+def closed(schema: Any) -> Any:
+    """The schema of a custom resource, with fields that it does not name refused, as Kubernetes' strict schemas do."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(value) for key, value in schema.items()}
+    open_ends = ("additionalProperties", "x-kubernetes-preserve-unknown-fields")
+    if (
+        isinstance(schema.get("properties"), dict)
+        and schema.get("type") == "object"
+        and not schema.keys() & set(open_ends)
+    ):
+        inner["additionalProperties"] = False
+    return inner
 
 
 def arguments(values: str, own: tuple[str, ...]) -> list[str]:
     files = (part for name in values.split() for part in ("-f", str(CHART / f"values-{name}.yaml")))
-    settings = (part for one in own for part in (("--set" if one.endswith("=true") else "--set-string"), one))
+    settings = (part for one in own for part in (("--set" if one.endswith(("=true", "=1")) else "--set-string"), one))
     # Asked of no cluster, a helm that is built from its module takes it for an ancient one.
     return [*files, *settings, "--kube-version", VERSIONS[0]]
 
@@ -137,7 +179,7 @@ def main() -> None:
     kind = "{{.ResourceKind}}{{.KindSuffix}}.json"
     locations = (
         *("-schema-location", f"{folder}/{{{{.NormalizedKubernetesVersion}}}}/{kind}"),
-        *("-schema-location", f"{folder}/keda/{kind}"),
+        *("-schema-location", f"{folder}/custom/{kind}"),
     )
     refuses_what_is_missing()
     for values, own in INSTALLATIONS.items():
@@ -147,7 +189,7 @@ def main() -> None:
             keeps_secrets_apart(manifest.read_text())
         for version in VERSIONS:
             print(f"{values}, Kubernetes {version}: ", end="", flush=True)
-            options = ("-strict", "-summary", "-skip", "PodMonitor", "-kubernetes-version", version)
+            options = ("-strict", "-summary", "-kubernetes-version", version)
             run(TOOLS / "kubeconform", *options, *locations, manifest, quiet=False)
 
 

@@ -18,18 +18,22 @@ LOG_LINES = 3
 
 
 def program(name: str, package: str, folders: Sequence[str] = ("/usr/bin", "/usr/sbin")) -> Path:
-    """The path of `name`: on PATH, in one of `folders` (patterns allowed) of this machine, or in a private copy of `package`."""
-    found = shutil.which(name)
-    if found:
-        return Path(found).resolve().parent / name  # PostgreSQL finds its other files from its real place
-    if path := _in(Path("/"), name, folders):
+    """The path of `name`: as `present` finds it, else in a private copy of `package` that is made now. Raises Unavailable."""
+    if path := present(name, package, folders):
         return path
-    root = CACHE / "debian" / package
-    if not root.exists():
-        _unpack(package, root)
-    if path := _in(root, name, folders):
+    if not (CACHE / "debian" / package).exists():
+        _unpack(package, CACHE / "debian" / package)
+    if path := present(name, package, folders):
         return path
     raise Unavailable(f"{name}: not in Debian's {package}; install {package} yourself, then run this again")
+
+
+def present(name: str, package: str, folders: Sequence[str] = ("/usr/bin", "/usr/sbin")) -> Path | None:
+    """The path of `name`: on PATH, in one of `folders` (patterns allowed) of this machine, or in the private copy of `package`
+    that was made before."""
+    if found := shutil.which(name):
+        return Path(found).resolve().parent / name  # PostgreSQL finds its other files from its real place
+    return _in(Path("/"), name, folders) or _in(CACHE / "debian" / package, name, folders)
 
 
 def libraries(path: Path) -> dict[str, str]:

@@ -12,12 +12,12 @@ import urllib.request
 from pathlib import Path
 
 from infra.servers import CACHE, Unavailable, require_fetching, say
+from infra.servers.go import find_go
 from infra.servers.place import Launch, Place
 
 MODULE = "github.com/minio/minio"
 VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"  # no release tag resolves as a module; this is the newest commit
 RELEASED = "2026-02-12T20-18-48Z"  # of that commit; the program wants to know its own age
-GO = (1, 24)  # what that module asks for
 USER = "etude"
 BUCKET = "etude"
 
@@ -62,7 +62,7 @@ class Minio:
 
 
 def _build(target: Path) -> None:
-    go = _go()
+    go = find_go("minio")
     say("building MinIO from its Go module (once; a few minutes)")
     started = time.monotonic()
     work = target.with_name(f".{target.name}")
@@ -84,22 +84,3 @@ def _build(target: Path) -> None:
     (work / "minio").rename(target)
     work.rmdir()
     say(f"MinIO built in {time.monotonic() - started:.0f} s")
-
-
-def _go() -> Path:
-    """A Go that is new enough: on PATH, where its makers install it, or where Debian's (backports) packages do."""
-    candidates = [Path(found)] if (found := shutil.which("go")) else []
-    candidates += [Path("/usr/local/go/bin/go"), *sorted(Path("/usr/lib").glob("go-*/bin/go"), reverse=True)]
-    seen = []
-    for path in candidates:
-        if not os.access(path, os.X_OK):
-            continue
-        text = subprocess.run([str(path), "version"], capture_output=True, text=True, cwd="/").stdout
-        version = re.search(r"go(\d+)\.(\d+)", text)
-        if version and (int(version[1]), int(version[2])) >= GO:
-            return path
-        seen.append(f"{path} {version[0] if version else 'without a version'}")
-    raise Unavailable(
-        f"minio: needs Go {GO[0]}.{GO[1]} or newer to be built; found: {', '.join(seen) or 'none'}. Way out: Debian's "
-        "golang-go from the release's backports, or an archive from go.dev unpacked to /usr/local/go"
-    )

@@ -109,7 +109,7 @@ class RewardService:
             )
             delivery.retry(AFTER_ERROR_RETRY_S)
         else:
-            metrics.SECONDS.observe(time.monotonic() - started)
+            metrics.note_graded(message.key.attempt, time.monotonic() - started)
             delivery.done()
         finally:
             metrics.IN_HAND.dec()

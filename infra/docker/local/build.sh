@@ -61,7 +61,7 @@ servers() {
   mkdir -p "$cache/minio" && cp -u "$path" "$cache/minio/minio"
   image kafka "$jars/libs"
   image minio "$cache/minio/minio"
-  for name in postgres redis prometheus; do image "$name"; done
+  for name in postgres redis prometheus alertmanager; do image "$name"; done
 }
 etude() {
   cd "$root"

@@ -39,6 +39,16 @@ app.kubernetes.io/component: {{ .name }}
 - name: ETUDE_CONSOLE_NAMES
   value: {{ append .root.Values.console.names "$(ETUDE_ADVERTISE)" | toJson | squote }}
 {{- end }}
+{{- with .root.Values.traces }}
+{{- if .share }}
+- {name: ETUDE_TRACES, value: {{ .share | quote }}}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ required "traces.endpoint: found none; allowed: http://HOST:PORT of an OpenTelemetry collector" .endpoint | quote }}}
+- {name: OTEL_EXPORTER_OTLP_HEADERS, valueFrom: {secretKeyRef: {name: {{ $.root.Values.secret }}, key: otlp-headers, optional: true}}}
+{{- range $name, $value := .environment }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $name, $value := .service.environment }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}

@@ -95,3 +95,22 @@ def test_workers_scale_on_the_topics_and_groups_that_the_services_read():
     query = re.search(r"query: sum\((\w+)\)", text)
     assert query
     assert query[1] in declared.series()
+
+
+def test_alerts_and_dashboards_are_the_platform_s_own_and_off_until_they_are_asked_for():
+    infra = CHART.parent
+    assert (CHART / "files" / "alerts.yml").resolve() == infra / "prometheus" / "alerts.yml"
+    assert (CHART / "files" / "dashboards").resolve() == infra / "grafana" / "dashboards"
+    monitoring = VALUES["monitoring"]
+    assert not any(monitoring[name] for name in ("podMonitor", "rules", "dashboards"))
+    assert len((infra / "prometheus" / "alerts.yml").read_bytes()) < 500_000
+    for path in (CHART / "files" / "dashboards").iterdir():
+        assert len(path.read_bytes()) < 900_000, "a ConfigMap holds a MiB"
+
+
+def test_traces_are_off_and_so_is_the_way_to_a_collector():
+    assert VALUES["traces"] == {"share": 0, "endpoint": "", "environment": {}}
+    network = (CHART / "templates" / "network.yaml").read_text()
+    assert "if .Values.traces.share" in network
+    known = (CHART.parent.parent / "docs" / "tracing.md").read_text()
+    assert all(name in known for name in re.findall(r"\bOTEL_[A-Z_]+[A-Z]", TEMPLATES))

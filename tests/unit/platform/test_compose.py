@@ -310,6 +310,29 @@ def test_server_images_have_one_exact_version():
         assert re.search(r":v?\d+\.\d+(\.\d+)?$|:RELEASE\.[0-9TZ-]+$", ALL[name]["image"]), name
 
 
+def test_the_sdk_of_traces_is_in_every_image_that_is_built_with_it_and_never_in_the_demos():
+    """Problems are made from what is installed in the demo's image."""
+    built = {name: service["build"] for name, service in OURS.items()}
+    assert {name for name, build in built.items() if "EXTRAS" not in build.get("args", {})} == {"demo"}
+    stages = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.MULTILINE)
+    assert {name for name in stages if "${EXTRAS}" in _stage(name)} == {
+        "packages",
+        "inference-packages",
+        "trainer-extras",
+    }
+    assert "COPY --from=trainer-extras" in _stage("trainer")
+    assert "extras" not in (_stage("with-trainer") + _stage("demo")).lower()
+    assert ALL["demo"]["environment"]["ETUDE_TRACES"] == 0
+    assert COMPOSE["x-environment"]["ETUDE_TRACES"] == "${ETUDE_TRACES:-0}"
+
+
+def test_every_service_is_told_where_spans_go():
+    for name, service in OURS.items():
+        if module_of(service):
+            assert {"ETUDE_TRACES", "OTEL_EXPORTER_OTLP_ENDPOINT"} <= service["environment"].keys(), name
+            assert "platform" in service["networks"], name  # where the collector is
+
+
 def _asks_for_sandboxes(module: str) -> bool:
     path = ROOT.joinpath(*module.split("."))
     source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"

@@ -11,9 +11,11 @@ import pytest
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
+from services.reward import metrics as reward
 from shared import bus
 from shared.contracts import topics
 from shared.contracts.messages import Alert
+from shared.contracts.tracing import trace_id
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
 
@@ -63,6 +65,28 @@ def test_metrics_are_served(tmp_path):
 
     text = asyncio.run(scrape())
     assert "# HELP etude_health_ready " in text
+
+
+def test_who_asks_for_openmetrics_gets_the_trace_of_a_graded_attempt_and_others_the_plain_text(tmp_path):
+    reward.note_graded("a-0123", 0.2)
+
+    async def scrape(accept: str) -> tuple[str, str]:
+        async with Health("test", ServiceSettings(state=tmp_path)) as health:
+            request = urllib.request.Request(f"{health.url}/metrics", headers={"Accept": accept})
+            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request))
+            return answer.headers["Content-Type"], answer.read().decode()
+
+    kind, text = asyncio.run(
+        scrape("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1")
+    )
+    assert kind.startswith("application/openmetrics-text")
+    assert f'# {{trace_id="{trace_id("a-0123")}"}} 0.2' in text
+    assert text.endswith("# EOF\n")
+    kind, text = asyncio.run(scrape("*/*"))
+    assert kind.startswith("text/plain")
+    assert 'etude_reward_grading_seconds_bucket{le="0.25"}' in text
+    assert "trace_id" not in text
+    assert "_created" not in text
 
 
 def test_members_of_a_group_count_what_they_take_and_answer_and_readers_from_the_start_do_not(tmp_path):
