@@ -2,8 +2,8 @@
 
 Owns: who may look and act (tokens, sessions). What it shows is rebuilt from the bus each time it starts.
 Consumes: runs.control, steps.committed, rollouts.finished, rollouts.scored, policies.published, policies.applied,
-evals.finished and alerts, all as broadcast (no group, no commits); run configurations, problem packs, chat formats and
-trajectories from the object store; `<state>/run/*.json` and `/readyz` of the services beside it; the scheduler's `/hardness`.
+evals.finished and alerts, all as broadcast (no group, no commits); run configurations, problem packs, chat formats,
+trajectories, their routing and what graders found from the object store; `<state>/run/*.json` and `/readyz` of the services beside it; the scheduler's `/hardness`.
 Produces: pages; runs.control (pause, resume, rollback, stop) with the name of whoever said it. No object, no word to the
 ledger.
 

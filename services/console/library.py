@@ -1,8 +1,9 @@
-"""What the console reads from the object store: configurations, chat formats, problems, trajectories. Blocking; call it
-in a thread. What cannot be read becomes a sentence for the page, not an error."""
+"""What the console reads from the object store: configurations, chat formats, problems, trajectories and their routing, what
+graders found. Blocking; call it in a thread. What cannot be read becomes a sentence for the page, not an error."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,14 @@ from threading import Lock
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+import xxhash
 
+from shared.contracts.graded import Graded, verdict_key
 from shared.contracts.ids import attempt_prefix
+from shared.contracts.messages import AttemptKey
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.trajectory import Trajectory, unpack
+from shared.contracts.trajectory import Trajectory, routing_rows, unpack
 from shared.formats import Format
 from shared.formats.registry import load_format
 from shared.objects import Objects
@@ -30,6 +35,7 @@ class Library:
     def __init__(self, objects: Objects, formats: Path) -> None:
         self._objects = objects
         self._formats = formats
+        self._routing = formats.parent / "routing"
         self._lock = Lock()
         self._values: OrderedDict[tuple[str, str], object] = OrderedDict()
 
@@ -53,6 +59,24 @@ class Library:
     def trajectory(self, ref: Ref) -> Trajectory:
         """Raises ObjectMissing, ObjectDamaged, ValueError."""
         return unpack(self._objects.get(ref))
+
+    def graded(self, run: str, key: AttemptKey) -> Graded:
+        """What a grader left of the attempt. Raises ObjectMissing, ObjectDamaged, ValueError."""
+        return msgspec.json.decode(self._objects.get(self._objects.head(verdict_key(run, key))), type=Graded)
+
+    def experts(self, ref: Ref, segment: int, first: int, count: int) -> np.ndarray:
+        """[tokens, MoE layers, K] of tokens first .. first + count of a segment; the segment's last has none. The object is
+        kept on the disk, as the last few are: there is one for each attempt, of 200 MB for a very long one. Raises
+        ObjectMissing, ObjectDamaged, ValueError."""
+        # Whoever wrote the reference may have written a path for a checksum.
+        file = self._routing / xxhash.xxh3_128_hexdigest(f"{ref.key} {ref.size} {ref.checksum}".encode())
+        if not file.exists():
+            self._routing.mkdir(parents=True, exist_ok=True)
+            self._objects.get_file(ref, file)
+            for old in sorted(self._routing.glob("[!.]*"), key=_age)[REMEMBERED:]:
+                old.unlink(missing_ok=True)
+        with file.open("rb") as source:
+            return routing_rows(source, segment, first, count)
 
     def find_trajectory(self, run: str, attempt: str) -> Ref | None:
         """For an attempt that the board no longer holds: what its newest epoch has stored."""
@@ -79,3 +103,9 @@ class Library:
     def _chat(self, base: Ref) -> Format:
         directory = self._formats / base.checksum
         return load_format(download_directory(self._objects, base, directory, weights=False))
+
+
+def _age(file: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):  # another page was faster
+        return -file.stat().st_mtime
+    return 0.0
