@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -77,6 +77,17 @@ class Library:
                 old.unlink(missing_ok=True)
         with file.open("rb") as source:
             return routing_rows(source, segment, first, count)
+
+    def keep_config(self, config: RunConfig) -> Ref:
+        """Never over another run's. Raises ValueError where there is one already."""
+        key = f"runs/{config.run}/config.json"
+        if (ref := self._objects.put_if_absent(key, msgspec.json.encode(config))) is None:
+            raise ValueError(f"{key} is there already; try again")
+        return ref
+
+    def lacking(self, refs: Sequence[Ref]) -> str:
+        """The first of these that is not in the store, by name alone: hidden parts are not ours to read. Empty: all are."""
+        return next((ref.key for ref in refs if ref.key not in self._objects.list(ref.key)), "")
 
     def find_trajectory(self, run: str, attempt: str) -> Ref | None:
         """For an attempt that the board no longer holds: what its newest epoch has stored."""

@@ -22,6 +22,7 @@ from services.console.pages.overview import alerts_page, overview
 from services.console.pages.problems import problems_page
 from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
+from services.console.pages.start import start
 from services.console.watcher import Watcher
 
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -32,6 +33,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
     app = web.Application(middlewares=[site.guard], client_max_size=FORM_BYTES)
     app[site.BOARD], app[site.LIBRARY], app[site.SETTINGS], app[site.ACCESS] = board, library, settings, access
     app[site.TEMPLATES] = site.templates()
+    app[site.STARTS] = site.Starts()
     lags = Lags(lambda: access.bus)
     app[site.WATCHER] = Watcher(settings.state, lags)
 
@@ -48,6 +50,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.get("/", overview),
             web.get("/runs/{run}", run_page),
             web.post("/runs/{run}/{action:pause|resume|rollback|stop}", act),
+            web.post("/runs/{run}/start", start),
             web.get("/runs/{run}/problems", problems_page),
             web.get("/runs/{run}/attempts", attempts_page),
             web.get("/runs/{run}/attempts/{attempt}", attempt_page),

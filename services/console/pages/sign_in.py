@@ -53,7 +53,7 @@ async def sign_out(request: web.Request) -> web.Response:
     session = session_of(request)
     if session is not None and form.get("form_key") == session.form_key:
         request.app[ACCESS].sessions.end(request.cookies[cookie_name(request)])
-        log.info("signed_out", who=session.person.name)
+        log.info("signed_out", who=session.person.name, address=request.remote)
     response = web.HTTPSeeOther("/")
     response.del_cookie(cookie_name(request), path="/")
     raise response
