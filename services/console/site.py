@@ -15,6 +15,7 @@ import jinja2
 import structlog
 from aiohttp import web
 from markupsafe import Markup
+from multidict import MultiDictProxy
 
 from services.console.access import Failures, Person, Session, Sessions, Tokens
 from services.console.board import Board, RunBoard
@@ -138,6 +139,16 @@ def require_operator(request: web.Request, form_key: str) -> Person:
             reason="This form is of an earlier session. Go back, load the page anew, and try again."
         )
     return person
+
+
+async def form_of(request: web.Request) -> MultiDictProxy[Any]:
+    """What our own forms and `curl -d` send. Raises the HTTP error of what is no such form, before anything of it is stored."""
+    if request.content_type.startswith("multipart/"):
+        raise web.HTTPUnsupportedMediaType(reason="Allowed: application/x-www-form-urlencoded, as curl -d sends it.")
+    try:
+        return await request.post()
+    except (ValueError, LookupError) as error:  # a character set that is none, or bytes that are none of it
+        raise web.HTTPBadRequest(reason="This form cannot be read.") from error
 
 
 def refuse_foreign_form(request: web.Request) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from services.console import site
+from services.console import openapi, site
 from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.lag import Lags
@@ -59,6 +59,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.get("/sign-in", sign_in_form),
             web.post("/sign-in", sign_in),
             web.post("/sign-out", sign_out),
+            web.get("/openapi.json", described),
             web.get("/static/{name}", static),
         ]
     )
@@ -70,6 +71,10 @@ async def _http(app: web.Application) -> AsyncIterator[None]:
         app[site.HTTP] = session
         yield
         await app[site.WATCHER].close()
+
+
+async def described(_: web.Request) -> web.Response:
+    return web.json_response(openapi.document())
 
 
 async def static(request: web.Request) -> web.Response:

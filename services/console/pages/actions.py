@@ -17,7 +17,7 @@ from aiohttp import web
 
 from services.console.board import RunBoard
 from services.console.control import REASON_CHARS, Done, allowed
-from services.console.site import ACCESS, require_operator, run_of
+from services.console.site import ACCESS, form_of, require_operator, run_of
 from shared.bus import BusUnavailable
 from shared.contracts.messages import RunControl
 from shared.contracts.topics import RUNS_CONTROL
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 async def act(request: web.Request) -> web.Response:
     """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain=off`: a pause that leaves
     what is complete untrained. `version`: which to go back to."""
-    form = await request.post()
+    form = await form_of(request)
     person = require_operator(request, str(form.get("form_key", "")))
     run, action = run_of(request), request.match_info["action"]
     if action not in allowed(run.state):

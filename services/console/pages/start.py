@@ -9,7 +9,7 @@ from aiohttp import web
 
 from services.console import starting
 from services.console.pages import actions
-from services.console.site import BOARD, LIBRARY, STARTS, require_operator, run_of
+from services.console.site import BOARD, LIBRARY, STARTS, form_of, require_operator, run_of
 from shared.contracts.ids import new_run_id
 from shared.contracts.messages import RunControl
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -18,7 +18,7 @@ from shared.objects import ObjectDamaged, ObjectMissing
 async def start(request: web.Request) -> web.Response:
     """POST /runs/RUN/start with `reason`, and for a session `form_key`. `seed`, `max_steps`, `minutes`: where they shall differ
     from RUN's."""
-    form = await request.post()
+    form = await form_of(request)
     person = require_operator(request, str(form.get("form_key", "")))
     old, board, library, starts = run_of(request), request.app[BOARD], request.app[LIBRARY], request.app[STARTS]
     async with starts.lock:  # whoever clicks twice starts one
