@@ -330,6 +330,19 @@ def test_a_run_whose_parts_are_gone_is_not_started_again(run, world):
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"), [("application/x-www-form-urlencoded; charset=none", 400), ("multipart/form-data", 415)]
+)
+def test_what_is_no_form_of_ours_is_refused_and_nothing_is_done(run, kind, status):
+    async def scenario(there: Console) -> None:
+        for path in (f"/runs/{RUN}/pause", "/sign-in", "/sign-out"):
+            async with there.http.post(there.url + path, data=b"reason=x", headers={"Content-Type": kind}) as answer:
+                assert answer.status == status, path
+        assert await end(there) == []
+
+    run(scenario)
+
+
 def test_who_did_what_from_where_stands_in_the_log_sign_ins_and_refusals_too(run):
     async def scenario(there: Console) -> list[Any]:
         with structlog.testing.capture_logs() as lines:
