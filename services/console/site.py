@@ -36,7 +36,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-LOST_S = 60.0
+LOST_S = 60.0  # a bus that carries nothing for so long is said to be away elsewhere
 ALWAYS_OPEN = ("/sign-in", "/static/", "/healthz", "/readyz", "/metrics")  # probes and Prometheus have no token
 
 
