@@ -27,15 +27,16 @@ from shared.problems.pack import Lines
 from shared.weights.checkpoint_objects import download_directory
 
 REMEMBERED = 4  # packs, formats and configurations of each kind
+ROUTING_BYTES = 256 << 20  # of the routing that lies on the disk, unless one alone is larger: a pod's state has 512 MiB
 
 V = TypeVar("V")
 
 
 class Library:
-    def __init__(self, objects: Objects, formats: Path) -> None:
+    def __init__(self, objects: Objects, formats: Path, routing_bytes: int = ROUTING_BYTES) -> None:
         self._objects = objects
         self._formats = formats
-        self._routing = formats.parent / "routing"
+        self._routing, self._routing_bytes = formats.parent / "routing", routing_bytes
         self._lock = Lock()
         self._values: OrderedDict[tuple[str, str], object] = OrderedDict()
 
@@ -66,15 +67,14 @@ class Library:
 
     def experts(self, ref: Ref, segment: int, first: int, count: int) -> np.ndarray:
         """[tokens, MoE layers, K] of tokens first .. first + count of a segment; the segment's last has none. The object is
-        kept on the disk, as the last few are: there is one for each attempt, of 200 MB for a very long one. Raises
-        ObjectMissing, ObjectDamaged, ValueError."""
+        kept on the disk, as those before it are while there is room: a very long attempt's has 200 MB. Raises ObjectMissing,
+        ObjectDamaged, ValueError."""
         # Whoever wrote the reference may have written a path for a checksum.
         file = self._routing / xxhash.xxh3_128_hexdigest(f"{ref.key} {ref.size} {ref.checksum}".encode())
         if not file.exists():
             self._routing.mkdir(parents=True, exist_ok=True)
+            _make_room(self._routing, self._routing_bytes - ref.size)
             self._objects.get_file(ref, file)
-            for old in sorted(self._routing.glob("[!.]*"), key=_age)[REMEMBERED:]:
-                old.unlink(missing_ok=True)
         with file.open("rb") as source:
             return routing_rows(source, segment, first, count)
 
@@ -116,7 +116,14 @@ class Library:
         return load_format(download_directory(self._objects, base, directory, weights=False))
 
 
-def _age(file: Path) -> float:
-    with contextlib.suppress(FileNotFoundError):  # another page was faster
-        return -file.stat().st_mtime
-    return 0.0
+def _make_room(folder: Path, most: int) -> None:
+    """Deletes the oldest files until the others have `most` bytes or less."""
+    found = []
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another page was faster
+            found.append((-file.stat().st_mtime_ns, file.stat().st_size, file))
+    held = 0
+    for _, size, file in sorted(found):
+        held += size
+        if held > most:
+            file.unlink(missing_ok=True)

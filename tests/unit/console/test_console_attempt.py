@@ -12,6 +12,7 @@ import pytest
 from services.console.board import Board
 from services.console.evidence import Point, given
 from services.console.fate import fate, mismatches
+from services.console.library import Library
 from services.console.transcript import tokens
 from services.reward.behaviour import findings
 from shared.contracts import messages as m
@@ -200,11 +201,11 @@ def test_routing_that_is_gone_or_damaged_or_named_by_a_path_is_said_and_the_rest
     assert not list(tmp_path.parent.rglob("escaped*"))
 
 
-def test_the_routing_of_a_few_attempts_is_kept_on_the_disk_and_no_more(world, tmp_path):
-    from services.console.library import REMEMBERED, Library
-
-    library = Library(world.objects, tmp_path / "cache" / "formats")
-    for i in range(REMEMBERED + 3):
-        said = unpack(world.objects.get(world.trajectory(f"kept-{i}", 3)))
+@pytest.mark.parametrize(("room", "kept"), [(3.5, 3), (0, 1)])
+def test_routing_is_kept_on_the_disk_while_there_is_room_and_the_last_is_always(world, tmp_path, room, kept):
+    attempts = [unpack(world.objects.get(world.trajectory(f"kept-{i}", 3))) for i in range(6)]
+    most = int(room * attempts[0].routing.size)
+    library = Library(world.objects, tmp_path / "cache" / "formats", most)
+    for said in [*attempts, attempts[-1]]:
         assert library.experts(said.routing, 0, 5, 2).tolist() == [[[5, 6], [251, 252]], [[6, 7], [251, 252]]]
-    assert len(list((tmp_path / "cache" / "routing").iterdir())) == REMEMBERED
+    assert len(list((tmp_path / "cache" / "routing").iterdir())) == kept
