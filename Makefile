@@ -6,8 +6,11 @@ BASE ?=
 PYTEST ?=
 CHAOS ?=
 REHEARSE ?=
+# Packages beside which problems would be mined lie here, and see those of .venv.
+FUZZ := .cache/fuzz
+PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang chaos chart images images-local rehearse reference base pack corpus \
+.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz chaos chart images images-local rehearse reference base pack corpus \
         bench lock clean
 
 help:            ## this list
@@ -37,6 +40,12 @@ chaos: pack servers  ## strike a run on the real servers 100 times, audit its le
 sglang: setup    ## the real SGLang on this machine's CPU, in an environment of its own (6 GB); the tests use it when it is there
 	@$(BIN)/python -m infra.sglang_cpu
 
+fuzz: setup      ## schemathesis against the services' HTTP, in an environment of its own (ETUDE_FUZZ_CASES)
+	@[ -x $(FUZZ)/bin/schemathesis ] || { $(BIN)/python -m venv $(FUZZ) && $(BIN)/python -c "$(PACKAGES)" > \
+	  "$$($(FUZZ)/bin/python -c "$(PACKAGES)")/etude.pth" && $(FUZZ)/bin/pip install -q schemathesis==4.32.5; }
+	@ETUDE_TEST_FUZZ=require OMP_NUM_THREADS=1 PYTHONPATH=. $(FUZZ)/bin/python -m pytest tests/integration/test_engine_fuzz.py \
+	  tests/integration/test_console_fuzz.py
+
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -46,7 +55,7 @@ lint: setup      ## ruff, types, and who may import whom
 format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-ci: lint sglang  ## what every change must pass, real servers and SGLang included (at most 60 minutes)
+ci: lint sglang fuzz ## what every change must pass, real servers, SGLang and schemathesis included (at most 60 minutes)
 	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 

@@ -1,9 +1,10 @@
 """The console with many runs: how long a page takes at the 95th percentile, how long it takes to hear of it all, and memory.
 
 1,000 runs of 100 steps with 10 million attempts in all (--quick: 100 runs, 100,000 attempts), over HTTP on this machine. The
-page of problems is not among them: the scheduler answers it from its ledger.
+page of problems is not among them: the scheduler answers it from its ledger. And one attempt of 200,000 tokens: how long its
+page takes, and until a browser has laid it out (where there is a Chromium).
 
-python -m benchmarks.console [--quick] [--json FILE]
+python -m benchmarks.console [--quick] [--only many|long] [--json FILE]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from benchmarks import long_attempt
 from benchmarks.records import Bench, record
 from services.console import keys
 from services.console.board import Board
@@ -117,8 +119,54 @@ async def ask(board: Board, runs: int) -> dict[str, list[float]]:
     return times
 
 
+def long(bench: Bench) -> None:
+    """The page of a long attempt, from its beginning and from its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings, run, board = ConsoleSettings(state=Path(folder)), name(0), Board(10)
+        objects = DirectoryObjects(Path(folder) / "objects")
+        board.apply(long_attempt.store(objects, run, scored(run, 0, 3)))
+        app = build_app(settings, board, Library(objects, settings.formats), Access(keys.tokens(settings)[0]))
+        last = long_attempt.TOKENS - 100
+        pages = {"beginning": "", "end": f"?token={last}&row={last}"}
+        answers: dict[str, list[float]] = {page: [] for page in pages}
+        laid_out: dict[str, list[float]] = {page: [] for page in pages}
+
+        async def serve() -> None:
+            async with (
+                Health("console", settings, app) as health,
+                aiohttp.ClientSession() as http,
+                long_attempt.browser() as opened,
+            ):
+                address = f"{health.url}/runs/{run}/attempts/a-long"
+                for i in range(1 + bench.pick(10, 3)):
+                    for page, query in pages.items():
+                        began = time.perf_counter()
+                        async with http.get(address + query) as answer:
+                            await answer.read()
+                            answer.raise_for_status()
+                        if i:  # the first has fetched chat format and routing
+                            answers[page].append(1000 * (time.perf_counter() - began))
+                        if opened and i:
+                            laid_out[page].append(await opened(address + query))
+
+        asyncio.run(serve())
+    for page in pages:
+        what = f"an attempt of {long_attempt.TOKENS:,} tokens, from its {page}"
+        bench.add(record(f"console.long.{page}", f"{what}: answered", answers[page], "ms"))
+        if laid_out[page]:
+            bench.add(record(f"console.laid_out.{page}", f"{what}: DOMContentLoaded", laid_out[page], "ms", "5000 ms"))
+
+
 def main() -> None:
-    bench = Bench.start(__doc__)
+    bench = Bench.start(__doc__, parts=("many", "long"))
+    if bench.wants("many"):
+        many(bench)
+    if bench.wants("long"):
+        long(bench)
+    bench.end()
+
+
+def many(bench: Bench) -> None:
     runs, attempts = bench.pick((1000, 10_000), (100, 1000))
     times = asyncio.run(ask(filled(bench, runs, attempts), runs))
     for page, found in times.items():
@@ -126,7 +174,6 @@ def main() -> None:
             f"console.{page}", "a page, 95th percentile", [statistics.quantiles(found, n=20)[-1]], "ms", "500 ms"
         )
         bench.add(dataclasses.replace(p95, repeats=len(found), spread=max(found) - min(found)))
-    bench.end()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ OBJECTS: dict[str, Keys] = {
         writes=(OPEN, EVALUATIONS),
         deletes=(OPEN, f"{RUN}/evals/*/parts/*"),
     ),
-    "console": Keys(reads=(CONFIG, *BASES, PUBLIC, TRAJECTORIES)),
+    "console": Keys(reads=(CONFIG, *BASES, PUBLIC, TRAJECTORIES, ROUTING, VERDICTS), writes=(CONFIG,)),
     # People. The first is asked by `etude up` and `etude doctor` whether it may write: below `reach/`.
     "cli": Keys(
         reads=("*",),

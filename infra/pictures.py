@@ -34,7 +34,14 @@ def pages(page: Page, runs: list[str], attempt: str) -> dict[str, str]:
             raise SystemExit(f"--attempt: left out, and nothing is solved in {runs[0]} yet")
         attempt = found[1]
     run = f"/runs/{quote(runs[0])}"
-    found_pages = {"overview": "/", "run": run, "problems": f"{run}/problems", "attempt": f"{run}/attempts/{attempt}"}
+    found_pages = {
+        "overview": "/",
+        "run": run,
+        "problems": f"{run}/problems",
+        "attempt": f"{run}/attempts/{attempt}",
+        "tokens": f"{run}/attempts/{attempt}#tokens",
+        "alerts": "/alerts",
+    }
     if len(runs) > 1:
         found_pages["compare"] = "/compare?" + "&".join(f"run={quote(name)}" for name in runs)
     return found_pages

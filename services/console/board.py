@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import xxhash
 
 from services.console.control import Done, follow
 from services.console.seen import Seen
@@ -49,10 +50,20 @@ class Tally(msgspec.Struct, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """What the pages need of a commit. `age`: the greatest of a sample that it trained, in steps."""
+    """What the pages need of a commit. `age`: the greatest of a sample that it trained, in steps. `groups`: those that it
+    trained, a hash of 8 bytes each."""
 
     age: int
     metrics: Mapping[str, float]
+    groups: bytes = b""
+
+    def trained(self, group: str) -> bool:
+        digest = _digest(group)
+        return any(self.groups[i : i + 8] == digest for i in range(0, len(self.groups), 8))
+
+
+def _digest(group: str) -> bytes:
+    return xxhash.xxh3_64_digest(group.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(slots=True)
@@ -83,6 +94,10 @@ class RunBoard:
     @property
     def step(self) -> int:
         return max(self.steps, default=0)
+
+    def trained(self, group: str) -> int | None:
+        """The step of the surviving lineage that trained it; None: none has so far."""
+        return next((number for number, step in self.steps.items() if step.trained(group)), None)
 
     def lately(self) -> Tally:
         """The last training attempts together."""
@@ -135,7 +150,8 @@ class Board:
             case m.StepCommitted():
                 if message.incarnation >= run.incarnation:
                     metrics = {sys.intern(name): value for name, value in message.metrics.items()}
-                    run.steps[message.step] = Step(max(message.groups.values(), default=0), metrics)
+                    groups = b"".join(map(_digest, message.groups))
+                    run.steps[message.step] = Step(max(message.groups.values(), default=0), metrics, groups)
             case m.PolicyPublished():
                 run.serial = max(run.serial, message.serial)
                 run.versions[message.serial] = message.step

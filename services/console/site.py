@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 import jinja2
+import structlog
 from aiohttp import web
 from markupsafe import Markup
+from multidict import MultiDictProxy
 
 from services.console.access import Failures, Person, Session, Sessions, Tokens
 from services.console.board import Board, RunBoard
@@ -33,7 +36,11 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+LOST_S = 60.0  # a bus that carries nothing for so long is said to be away elsewhere
 ALWAYS_OPEN = ("/sign-in", "/static/", "/healthz", "/readyz", "/metrics")  # probes and Prometheus have no token
+
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -46,6 +53,23 @@ class Access:
     bus: Bus | None = None
 
 
+@dataclass(slots=True)
+class Starts:
+    """One run is started at a time. `said`: the last that this console has started, `at`: when, by the monotonic clock."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    said: str = ""
+    at: float = 0.0
+
+    def note(self, run: str) -> None:
+        self.said, self.at = run, time.monotonic()
+
+    def unheard(self, board: Board) -> str:
+        """Why nobody can know yet whether a run goes on; empty: one can. A word that is not heard so long was never said."""
+        heard = not self.said or self.said in board.runs or time.monotonic() - self.at > LOST_S
+        return "" if heard else f"{self.said} was said to start, and the bus has not carried it yet"
+
+
 BOARD = web.AppKey("board", Board)
 LIBRARY = web.AppKey("library", Library)
 SETTINGS = web.AppKey("settings", ConsoleSettings)
@@ -53,6 +77,7 @@ TEMPLATES = web.AppKey("templates", jinja2.Environment)
 HTTP = web.AppKey("http", aiohttp.ClientSession)
 ACCESS = web.AppKey("access", Access)
 WATCHER = web.AppKey("watcher", Watcher)
+STARTS = web.AppKey("starts", Starts)
 
 _SESSION = web.RequestKey("session", Session)  # that the cookie names
 _BEARER = web.RequestKey("bearer", Person)  # whose token the Authorization header holds
@@ -116,6 +141,16 @@ def require_operator(request: web.Request, form_key: str) -> Person:
     return person
 
 
+async def form_of(request: web.Request) -> MultiDictProxy[Any]:
+    """What our own forms and `curl -d` send. Raises the HTTP error of what is no such form, before anything of it is stored."""
+    if request.content_type.startswith("multipart/"):
+        raise web.HTTPUnsupportedMediaType(reason="Allowed: application/x-www-form-urlencoded, as curl -d sends it.")
+    try:
+        return await request.post()
+    except (ValueError, LookupError) as error:  # a character set that is none, or bytes that are none of it
+        raise web.HTTPBadRequest(reason="This form cannot be read.") from error
+
+
 def refuse_foreign_form(request: web.Request) -> None:
     """A request that changes something must come from our own pages, or from no browser at all."""
     origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
@@ -146,15 +181,32 @@ async def guard(
     except web.HTTPNotFound as missing:
         response = page(request, "said.html", status=404, title="Not found", what=missing.reason)
     except (web.HTTPUnauthorized, web.HTTPForbidden, web.HTTPConflict, web.HTTPServiceUnavailable) as refused:
+        _note_refusal(request, refused)
         title = {401: "Sign in first", 403: "Not allowed", 409: "Not done", 503: "Not done"}[refused.status]
         response = page(request, "said.html", status=refused.status, title=title, what=refused.reason)
         if refused.status == 401:
             response.headers["WWW-Authenticate"] = "Bearer"
     except web.HTTPException as other:
+        _note_refusal(request, other)
         other.headers.update(HEADERS)
         raise
     response.headers.update(HEADERS)
     return response
+
+
+def _note_refusal(request: web.Request, refused: web.HTTPException) -> None:
+    """Who wanted to do what, from where, and why it was not done."""
+    if request.method in ("GET", "HEAD") or refused.status < 400:
+        return
+    person = person_of(request)
+    log.warning(
+        "refused",
+        path=request.rel_url.raw_path,
+        by=person.name if person else "",
+        address=request.remote,
+        status=refused.status,
+        reason=refused.reason,
+    )
 
 
 def _recognise(request: web.Request) -> None:

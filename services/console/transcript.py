@@ -20,6 +20,8 @@ from shared.masking import masked, secrets
 MASK = "•"
 AROUND = 400  # tokens before and after those that are shown: a secret may begin or end there
 MAX_CHARS = 20_000  # of one block; the tokens below have the rest
+# Role of a span (shared.contracts.trajectory) -> what its tokens are where nobody sampled them there.
+GIVEN = {"prompt": "context", "tool_output": "tool output", "summary": "summary of the context before, put in again"}
 _BREAK_BEFORE = re.compile(r"(?<!^)(?=<(?:L\d+|T\d+|tests|obs|edit|undo|test|submit|sum)>)")
 
 
@@ -51,7 +53,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`heat`: 0 (the policy was sure) to 9 (it hardly ever says this); -1 where nothing was sampled."""
+    """`heat`: 0 (the policy was sure) to 9 (it hardly ever says this); -1 where nothing was sampled. `given`: what it is then,
+    which is why it is not trained; empty: it was sampled."""
 
     index: int
     id: int
@@ -59,6 +62,7 @@ class Token:
     heat: int
     logprob: float
     version: int
+    given: str
     begins: str  # the role that begins here, or ""
 
 
@@ -104,6 +108,7 @@ def tokens(segment: Segment, chat: Format | None, first: int, count: int) -> lis
     """Tokens first .. first + count of a segment, one by one, exactly as the engine saw them; -1 where a secret was."""
     begins = {span.start: span.role.replace("_", " ") for span in segment.spans}
     hidden = _secret(segment, chat, first, count) if chat else set()
+    given = _given(segment, first, count)
     found = []
     for i in range(first, min(first + count, len(segment.tokens))):
         token, sampled = int(segment.tokens[i]), bool(segment.loss_mask[i])
@@ -116,9 +121,19 @@ def tokens(segment: Segment, chat: Format | None, first: int, count: int) -> lis
                 heat=heat(logprob) if sampled else -1,
                 logprob=logprob,
                 version=int(segment.versions[i]),
+                given="" if sampled else given.get(i, "given"),
                 begins=begins.get(i, ""),
             )
         )
+    return found
+
+
+def _given(segment: Segment, first: int, count: int) -> dict[int, str]:
+    """Index -> what a token is if nobody sampled it."""
+    found = {}
+    for span in segment.spans:
+        if span.role in GIVEN:
+            found.update(dict.fromkeys(range(max(span.start, first), min(span.end, first + count)), GIVEN[span.role]))
     return found
 
 

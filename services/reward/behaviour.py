@@ -12,8 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
+from shared.contracts.graded import Finding, place
 from shared.contracts.messages import StopReason
 from shared.contracts.trajectory import Segment, Span, Trajectory
 
@@ -28,11 +27,6 @@ _THOUGHT = re.compile(
     r"\b(wait|hmm+|let me|let's see|i think|i need to|i should|maybe|actually|not sure|on second thought)\b",
     re.IGNORECASE,
 )
-
-
-class Finding(msgspec.Struct, frozen=True):
-    amount: float = 0.0
-    evidence: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +47,7 @@ class Seen:
 def broken_tool_call(seen: Seen) -> Finding:
     """Number of calls that could not be read or executed."""
     broken = [
-        f"segment {i}, tokens {span.start}-{span.end}: broken {span.tool or 'call'}"
-        for i, span in seen.calls()
-        if not span.ok
+        f"{place(i, span.start, span.end)}: broken {span.tool or 'call'}" for i, span in seen.calls() if not span.ok
     ]
     return Finding(float(seen.trajectory.effort.broken_tool_calls), broken[:MAX_EVIDENCE])
 
@@ -81,7 +73,7 @@ def untested_submit(seen: Seen) -> Finding:
             last = (i, span)
     if last is None:
         return Finding()
-    return Finding(1.0, [f"segment {last[0]}, tokens {last[1].start}-{last[1].end}: changed, then submitted untested"])
+    return Finding(1.0, [f"{place(last[0], last[1].start, last[1].end)}: changed, then submitted untested"])
 
 
 def _ends_in_summary(segment: Segment) -> bool:

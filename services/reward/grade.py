@@ -8,9 +8,10 @@ import msgspec
 import structlog
 
 from services.reward import grading
-from services.reward.behaviour import Finding, findings
-from services.reward.jobs import Answer, Graded, Item, Job
+from services.reward.behaviour import findings
+from services.reward.jobs import Answer, Item, Job
 from services.reward.packs import Packs
+from shared.contracts.graded import Finding, Graded
 from shared.contracts.messages import Verdict
 from shared.contracts.trajectory import unpack
 from shared.objects import ObjectDamaged, ObjectMissing, Objects

@@ -23,7 +23,8 @@ import msgspec
 import structlog
 
 from services.reward import metrics
-from services.reward.jobs import ANSWERS, QUEUE, TASK, Answer, Graded, Item, Job, celery_app
+from services.reward.jobs import ANSWERS, QUEUE, TASK, Answer, Item, Job, celery_app
+from shared.contracts.graded import Graded
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.telemetry import Health
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 
 from shared.contracts.messages import Verdict
 from shared.problems import Case, Hidden, Problem, values
 from shared.sandbox import CallResult, FunctionRun, problems
+
+# The names of exceptions that a verdict quotes: Python's, and those that the sandbox gives (shared.sandbox.slot). Any other may
+# have been made by the agent, out of the hidden arguments that it was called with, for everybody who reads verdicts.
+NAMED = frozenset(
+    name for name, found in vars(builtins).items() if isinstance(found, type) and issubclass(found, BaseException)
+)
+NAMED |= {"Timeout", "Died", "NotRun", "OutputLimit", "Unprintable", "Error"}
+OTHER = "OtherError"
 
 
 class Ungradable(Exception):
@@ -34,11 +43,14 @@ def run_of(problem: Problem, hidden: Hidden, files: Mapping[str, str]) -> Functi
 
 
 def judge(problem: Problem, hidden: Hidden, results: Sequence[CallResult]) -> Verdict:
-    """Compares outside the sandbox, type-exactly. `passed` counts up to the first exception."""
+    """Compares outside the sandbox, type-exactly. `passed` counts up to the first exception.
+    The verdict holds nothing of a case."""
     expected = cases(problem, hidden)
     passed = sum(
         result.value is not None and values.equal(result.value, case.expected)
         for result, case in zip(results, expected, strict=True)
     )
     error = next((result.error for result in results if result.error), "")
+    if error and error not in NAMED:
+        error = OTHER
     return Verdict(solved=bool(expected) and passed == len(expected), passed=passed, total=len(expected), error=error)

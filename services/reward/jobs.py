@@ -15,10 +15,9 @@ from redis import RedisError
 from redis.asyncio import Redis
 
 from services.reward import embedded_queue
-from services.reward.behaviour import Finding
 from shared import watch
-from shared.contracts.ids import attempt_prefix
-from shared.contracts.messages import AttemptKey, Verdict
+from shared.contracts.graded import Graded, verdict_key
+from shared.contracts.messages import AttemptKey
 from shared.contracts.run import Ref
 from shared.telemetry import Health
 
@@ -40,20 +39,12 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict_key(self) -> str:
-        return f"{attempt_prefix(self.run, self.key.attempt, self.key.epoch)}/verdict.json"
+        return verdict_key(self.run, self.key)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     answer_key: str
     items: list[Item]
-
-
-class Graded(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict object of an attempt. `findings`: behaviour terms that found something, with evidence."""
-
-    verdict: Verdict
-    findings: dict[str, Finding] = {}
-    grader: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from services.reward.behaviour import Finding
+from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, RolloutScored
 from shared.contracts.run import Purpose
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from services.reward import penalty
-from services.reward.behaviour import TERMS, Finding
+from services.reward.behaviour import TERMS
+from shared.contracts.graded import Finding
 from shared.contracts.messages import Effort, Verdict
 from shared.contracts.run import RewardConfig
 

@@ -10,12 +10,13 @@ import structlog
 from services.reward import metrics
 from services.reward.config import RewardSettings
 from services.reward.graders import Graders, GradingFailed, Jobs
-from services.reward.jobs import Graded, Item
+from services.reward.jobs import Item
 from services.reward.monitors import DriftWatch
 from services.reward.runs import Runs, UnusableConfig
 from services.reward.score import score
 from shared.bus import Bus, Delivery
 from shared.contracts import topics
+from shared.contracts.graded import Graded
 from shared.contracts.messages import RolloutFailed, RolloutFinished, RolloutScored
 from shared.contracts.run import RewardConfig
 from shared.objects import Objects

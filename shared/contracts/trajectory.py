@@ -13,7 +13,7 @@ everything that is not an array. No pickle.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from shared.contracts.run import Ref
 
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a bomb is refused before it is unpacked
+MAX_HEADER = 1 << 20  # bytes of safetensors' own header: a hundred or so for each segment
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,3 +175,37 @@ def pack_routing(rows: list[np.ndarray]) -> bytes:
 def unpack_routing(data: bytes) -> list[np.ndarray]:
     tensors = load(_decompress(data))
     return [tensors[str(i)] for i in range(len(tensors))]
+
+
+def routing_rows(file: IO[bytes], segment: int, first: int, count: int) -> np.ndarray:
+    """Rows [first, first + count) of one segment, as far as there are so many. What lies before them is unpacked and passed over,
+    what follows is not looked at: a long attempt's routing never lies in memory as a whole. Raises ValueError on damage."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file) as source:
+            length = int.from_bytes(_exactly(source, 8), "little")
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes; allowed: {MAX_HEADER}")
+            tensor = msgspec.json.decode(_exactly(source, length))[str(segment)]
+            dtype, (rows, layers, top_k) = _ROUTING[tensor["dtype"]], tensor["shape"]
+            size, first = layers * top_k * dtype.itemsize, min(first, rows)
+            count = min(count, rows - first)
+            skip = tensor["data_offsets"][0] + first * size
+            if skip + count * size > MAX_UNPACKED:
+                raise ValueError(f"{skip + count * size} bytes unpacked; allowed: {MAX_UNPACKED}")
+            while skip:
+                skip -= len(_exactly(source, min(skip, 1 << 20)))
+            return np.frombuffer(_exactly(source, count * size), dtype).reshape(count, layers, top_k)
+    except Exception as error:
+        raise ValueError(f"no routing of segment {segment}: {type(error).__name__}: {error}") from None
+
+
+_ROUTING: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "U16": np.dtype("<u2")}
+
+
+def _exactly(source: zstandard.ZstdDecompressionReader, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        if not (part := source.read(count - len(parts))):
+            raise ValueError("it ends early")
+        parts += part
+    return bytes(parts)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
-from hypothesis import HealthCheck, Phase, given, settings
 
 from services.inference.openapi import OPERATIONS, document
+from tests import fuzz
 from tests.integration.engine_platform import Platform, run, start_process
 
-# No dependency of the tests: whatever is installed beside them is mined for problems. `uv pip install schemathesis` to run.
-schemathesis = pytest.importorskip("schemathesis")
+schemathesis = fuzz.library()
 pytestmark = pytest.mark.slow
-CASES = int(os.environ.get("ETUDE_FUZZ_CASES", "60"))  # of each operation
 ANSWER_S = 20.0
 
 
@@ -47,9 +44,6 @@ def test_the_document_is_served(url: str) -> None:
 
 @pytest.mark.parametrize("path", list(OPERATIONS))
 def test_nothing_that_is_sent_breaks_a_replica(url: str, path: str) -> None:
-    method = OPERATIONS[path][0].upper()
-    operation = schemathesis.openapi.from_dict(document())[path][method]
-
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
@@ -60,18 +54,7 @@ def test_nothing_that_is_sent_breaks_a_replica(url: str, path: str) -> None:
         checks = [not_a_server_error, status_code_conformance, response_schema_conformance]
         case.validate_response(answer, checks=checks)
 
-    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
-    for mode in modes if OPERATIONS[path][1] is not None else modes[:1]:
-        strategy = operation.as_strategy(generation_mode=mode)
-        quiet = settings(
-            max_examples=CASES,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        quiet(given(case=strategy)(ask))()
+    fuzz.explore(document(), path, OPERATIONS[path][0], ask)
     assert requests.get(f"{url}/health", timeout=ANSWER_S).json() == {"alive": True, "serving": True}
 
 

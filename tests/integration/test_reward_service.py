@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from services.reward import grader
-from services.reward.jobs import Graded
 from shared.contracts import topics
+from shared.contracts.graded import Graded
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.messages import (
     AttemptKey,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from services.console import site
+from services.console import openapi, site
 from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.lag import Lags
@@ -22,6 +22,7 @@ from services.console.pages.overview import alerts_page, overview
 from services.console.pages.problems import problems_page
 from services.console.pages.run import run_page
 from services.console.pages.sign_in import sign_in, sign_in_form, sign_out
+from services.console.pages.start import start
 from services.console.watcher import Watcher
 
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -32,6 +33,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
     app = web.Application(middlewares=[site.guard], client_max_size=FORM_BYTES)
     app[site.BOARD], app[site.LIBRARY], app[site.SETTINGS], app[site.ACCESS] = board, library, settings, access
     app[site.TEMPLATES] = site.templates()
+    app[site.STARTS] = site.Starts()
     lags = Lags(lambda: access.bus)
     app[site.WATCHER] = Watcher(settings.state, lags)
 
@@ -48,6 +50,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.get("/", overview),
             web.get("/runs/{run}", run_page),
             web.post("/runs/{run}/{action:pause|resume|rollback|stop}", act),
+            web.post("/runs/{run}/start", start),
             web.get("/runs/{run}/problems", problems_page),
             web.get("/runs/{run}/attempts", attempts_page),
             web.get("/runs/{run}/attempts/{attempt}", attempt_page),
@@ -56,6 +59,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
             web.get("/sign-in", sign_in_form),
             web.post("/sign-in", sign_in),
             web.post("/sign-out", sign_out),
+            web.get("/openapi.json", described),
             web.get("/static/{name}", static),
         ]
     )
@@ -67,6 +71,10 @@ async def _http(app: web.Application) -> AsyncIterator[None]:
         app[site.HTTP] = session
         yield
         await app[site.WATCHER].close()
+
+
+async def described(_: web.Request) -> web.Response:
+    return web.json_response(openapi.document())
 
 
 async def static(request: web.Request) -> web.Response:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import structlog
 from aiohttp import web
 
 from services.console.board import RunBoard
-from services.console.control import REASON_CHARS, allowed
-from services.console.site import ACCESS, require_operator, run_of
+from services.console.control import REASON_CHARS, Done, allowed
+from services.console.site import ACCESS, form_of, require_operator, run_of
 from shared.bus import BusUnavailable
 from shared.contracts.messages import RunControl
 from shared.contracts.topics import RUNS_CONTROL
@@ -30,12 +31,11 @@ log = structlog.get_logger()
 async def act(request: web.Request) -> web.Response:
     """POST /runs/RUN/pause|resume|rollback|stop with `reason`, and for a session `form_key`. `drain=off`: a pause that leaves
     what is complete untrained. `version`: which to go back to."""
-    form = await request.post()
+    form = await form_of(request)
     person = require_operator(request, str(form.get("form_key", "")))
     run, action = run_of(request), request.match_info["action"]
     if action not in allowed(run.state):
         raise web.HTTPConflict(reason=f"{run.run} is {run.state.value}: {action} does not apply. Nothing was done.")
-    reason = " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
     drain = action != "pause" or _drain([str(value) for value in form.getall("drain", [])])
     serial, word = None, ""
     if action == "rollback":
@@ -45,24 +45,37 @@ async def act(request: web.Request) -> web.Response:
         action=action,
         serial=serial,
         id=word,
-        reason=reason,
+        reason=reason_of(form),
         drain=drain,
         by=person.name,
     )
-    bus = request.app[ACCESS].bus
+    await say(request, message)
+    await heard(lambda: any(_same(done, message) for done in run.done[-3:]))
+    raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
+
+
+def reason_of(form: Mapping[str, Any]) -> str:
+    """On one line, as long as a page shows."""
+    return " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
+
+
+async def say(request: web.Request, word: RunControl) -> None:
+    """Publishes it, and leaves who said what from where in the log. Raises HTTPServiceUnavailable."""
+    bus, told = (
+        request.app[ACCESS].bus,
+        {"run": word.run, "action": word.action, "by": word.by, "address": request.remote},
+    )
     try:
         if bus is None:
             raise BusUnavailable("not connected yet")
         async with asyncio.timeout(PUBLISH_WITHIN_S):
-            await bus.publish(RUNS_CONTROL, run.run, message)
+            await bus.publish(RUNS_CONTROL, word.run, word)
     except (BusUnavailable, TimeoutError) as error:
-        log.warning("action_unsure", run=run.run, action=action, by=person.name, error=str(error))
+        log.warning("action_unsure", **told, error=str(error))
         raise web.HTTPServiceUnavailable(
-            reason=f"The bus does not answer. Whether {action} was said is not known; the run's page will show it if it was."
+            reason=f"The bus does not answer. Whether {word.action} was said is not known; the run's page will show it if it was."
         ) from None
-    log.info("action", run=run.run, action=action, by=person.name, reason=reason)
-    await _seen(run, message)
-    raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
+    log.info("action", **told, reason=word.reason)
 
 
 def _drain(said: Sequence[str]) -> bool:
@@ -82,13 +95,12 @@ def _version(run: RunBoard, text: str) -> int:
     return serial
 
 
-async def _seen(run: RunBoard, message: RunControl) -> None:
-    """Until the board has heard what we said."""
+def _same(done: Done, word: RunControl) -> bool:
+    return (done.by, done.reason) == (word.by, word.reason) and done.action.startswith(word.action)
+
+
+async def heard(there: Callable[[], bool]) -> None:
+    """Until the board has heard what we said, so that the page after it shows it; not for long."""
     until = time.monotonic() + SEEN_WITHIN_S
-    while time.monotonic() < until:
-        if any(
-            d.action.startswith(message.action) and d.by == message.by and d.reason == message.reason
-            for d in run.done[-3:]
-        ):
-            return
+    while not there() and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

@@ -9,6 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from services.console import transcript
+from services.console.evidence import given
+from services.console.fate import fate, mismatches
 from services.console.site import LIBRARY, number, page, run_of
 from shared.contracts.messages import RolloutScored
 from shared.contracts.run import Purpose
@@ -17,6 +19,8 @@ from shared.objects import ObjectDamaged, ObjectMissing
 
 PER_PAGE = 50
 TOKENS_PER_PAGE = 1500
+ROWS_PER_PAGE = 100  # of the table of figures: with 60 layers of 8 experts, a quarter of a megabyte
+MANY_LAYERS = 8  # more of them are folded away
 
 
 async def attempts_page(request: web.Request) -> web.Response:
@@ -47,7 +51,8 @@ async def attempts_page(request: web.Request) -> web.Response:
 
 
 async def attempt_page(request: web.Request) -> web.Response:
-    """One trajectory. `?segment=N&token=M` chooses the part that is shown token by token."""
+    """One trajectory. `?segment=N&token=M` chooses the part that is shown token by token, `row=M` where the table of their figures
+    begins."""
     run, attempt, library = run_of(request), request.match_info["attempt"], request.app[LIBRARY]
     scored = run.attempts.get(attempt)
     troubles: list[str] = []
@@ -74,9 +79,19 @@ async def attempt_page(request: web.Request) -> web.Response:
     segments = trajectory.segments if trajectory else []
     chosen = min(number(request.query.get("segment", "0"), 0), max(0, len(segments) - 1))
     first = number(request.query.get("token", "0"), 0)
+    row = number(request.query.get("row", str(first)), 0)
+    key = scored.key if scored else trajectory.key if trajectory else None
+    graded = await attempted("what the grader found", library.graded, run.run, key) if scored else None
+    experts = None
+    if trajectory and trajectory.routing and segments:
+        reading = (trajectory.routing, chosen, row, ROWS_PER_PAGE)
+        experts = await attempted("routed experts", library.experts, *reading)
+    whose = fate(run, key) if key else None
 
     def render() -> web.Response:
         """In a thread: a long trajectory takes a while."""
+        versions = [transcript.versions(segment) for segment in segments]
+        sampled_by = sorted({version for found in versions for version in found})
         return page(
             request,
             "attempt.html",
@@ -86,8 +101,16 @@ async def attempt_page(request: web.Request) -> web.Response:
             trajectory=trajectory,
             problem=problem,
             troubles=troubles,
+            given=given(scored, graded, segments) if scored else [],
+            fate=whose,
+            mismatches=mismatches(run.steps, sampled_by, whose.step) if whose else [],
+            row=row,
+            rows=transcript.tokens(segments[chosen], chat, row, ROWS_PER_PAGE) if segments else [],
+            rows_per_page=ROWS_PER_PAGE,
+            experts=experts,
+            many_layers=MANY_LAYERS,
             conversation=[list(transcript.blocks(segment, chat)) for segment in segments],
-            versions=[transcript.versions(segment) for segment in segments],
+            versions=versions,
             chosen=chosen,
             first=first,
             per_page=TOKENS_PER_PAGE,

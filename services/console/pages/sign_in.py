@@ -8,7 +8,7 @@ import structlog
 from aiohttp import web
 
 from services.console.access import SESSION_S, local_path
-from services.console.site import ACCESS, SETTINGS, cookie_name, holder_of, page, session_of
+from services.console.site import ACCESS, SETTINGS, cookie_name, form_of, holder_of, page, session_of
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ def _form(request: web.Request, after: str, *, wrong: bool = False) -> web.Respo
 
 
 async def sign_in(request: web.Request) -> web.Response:
-    form = await request.post()
+    form = await form_of(request)
     token, after = str(form.get("token", "")).strip(), str(form.get("next", "/"))
     person = holder_of(request, token)
     if person is None:
@@ -49,11 +49,11 @@ async def sign_in(request: web.Request) -> web.Response:
 
 
 async def sign_out(request: web.Request) -> web.Response:
-    form = await request.post()
+    form = await form_of(request)
     session = session_of(request)
     if session is not None and form.get("form_key") == session.form_key:
         request.app[ACCESS].sessions.end(request.cookies[cookie_name(request)])
-        log.info("signed_out", who=session.person.name)
+        log.info("signed_out", who=session.person.name, address=request.remote)
     response = web.HTTPSeeOther("/")
     response.del_cookie(cookie_name(request), path="/")
     raise response

@@ -14,9 +14,10 @@ import pytest
 from services.trainer.base.tokenizer import train
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.contracts.graded import Finding, Graded, place, verdict_key
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.run import Purpose, Ref, RunConfig
-from shared.contracts.trajectory import Segment, Span, Trajectory, pack
+from shared.contracts.trajectory import Segment, Span, Trajectory, pack, pack_routing, unpack
 from shared.formats import Observation, Tool
 from shared.formats.compact import Compact
 from shared.objects.directory import DirectoryObjects
@@ -83,21 +84,32 @@ class World:
         return said
 
     def scored(self, attempt: str, *, version: int, solved: bool, purpose: Purpose = Purpose.train) -> m.RolloutScored:
+        key = m.AttemptKey(attempt=attempt, epoch=1, group=f"g-{version}", problem="p-1", purpose=purpose)
+        verdict = m.Verdict(solved=solved, passed=3 if solved else 1, total=3, error="" if solved else HOSTILE)
+        trajectory = self.trajectory(attempt, version)
+        broken = max(unpack(self.objects.get(trajectory)).segments[0].spans, key=lambda span: span.start)
+        findings = {
+            "broken_tool_call": Finding(7.0, [f"{place(0, broken.start, broken.end)}: broken edit {HOSTILE}"]),
+            "todo_unfinished": Finding(1.0, [f"left open: {HOSTILE}", f"{place(0, 1, 2)}: nowhere"]),
+        }
+        graded = Graded(verdict=verdict, findings=findings, grader="grader")
+        self.objects.put(verdict_key(RUN, key), msgspec.json.encode(graded))
         return m.RolloutScored(
             run=RUN,
-            key=m.AttemptKey(attempt=attempt, epoch=1, group="g-1", problem="p-1", purpose=purpose),
-            verdict=m.Verdict(solved=solved, passed=3 if solved else 1, total=3, error="" if solved else HOSTILE),
+            key=key,
+            verdict=verdict,
             reward=0.9 if solved else -0.05,
             terms={"solved": 1.0, "length": -0.1} if solved else {"broken_tool_call": -0.05},
             reward_config="default",
-            trajectory=self.trajectory(attempt, version),
+            trajectory=trajectory,
             effort=m.Effort(tool_call_tokens=20, tool_calls=2, turns=2),
             stop=m.StopReason.submitted,
             oldest_version=version,
         )
 
     def trajectory(self, attempt: str, version: int) -> Ref:
-        """Prompt, an edit and a test, what the test said, submit."""
+        """Prompt, an edit and a test, what the test said, submit. Token t goes to the experts (t, t + 1) mod 251 of the first MoE
+        layer and to 251 and 252 of the second."""
         chat = self.chat
         edit = chat.edit_call(2, "return a - 1", "return a + 1")
         assert edit is not None
@@ -122,15 +134,18 @@ class World:
             oldest_kv_version=version,
             spans=spans,
         )
+        rows = np.array([[[t % 251, (t + 1) % 251], [251, 252]] for t in range(T - 1)], np.uint8)
+        prefix = attempt_prefix(RUN, attempt, 1)
         trajectory = Trajectory(
-            key=m.AttemptKey(attempt=attempt, epoch=1, group="g-1", problem="p-1"),
+            key=m.AttemptKey(attempt=attempt, epoch=1, group=f"g-{version}", problem="p-1"),
             stop=m.StopReason.submitted,
             temperature=1.0,
             effort=m.Effort(),
             segments=[segment],
             files={"f.py": PROBLEM.files["f.py"].replace("a - 1", "a + 1")},
+            routing=self.objects.put(f"{prefix}/routing-0.safetensors.zst", pack_routing([rows])),
         )
-        return self.objects.put(f"{attempt_prefix(RUN, attempt, 1)}/trajectory-0.safetensors.zst", pack(trajectory))
+        return self.objects.put(f"{prefix}/trajectory-0.safetensors.zst", pack(trajectory))
 
 
 @pytest.fixture(scope="session")

@@ -70,12 +70,12 @@ class Console:
 
 
 @contextlib.asynccontextmanager
-async def console(world: World, state: Path, **options: Any) -> AsyncIterator[Console]:
+async def console(world: World, state: Path, *, within_s: float | None = 240, **options: Any) -> AsyncIterator[Console]:
     """`options`: settings. Nobody is signed in."""
     settings = ConsoleSettings(state=state, bus=f"sqlite:{state / 'bus.db'}", **options)
     board, entry = Board(settings.console_attempts), access()
     app = build_app(settings, board, Library(world.objects, settings.formats), entry)
-    async with asyncio.timeout(240), Health("console", settings, app) as health:
+    async with asyncio.timeout(within_s), Health("console", settings, app) as health:
         entry.bus = messages = bus.connect(settings.bus_url, client="test")
         await messages.publish_many(world.messages)
         stop = asyncio.Event()

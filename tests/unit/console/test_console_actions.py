@@ -7,12 +7,15 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
 
 from services.console.access import FAILURES
 from shared import bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.contracts.run import RunConfig
 from tests.unit.console.conftest import HOSTILE, RUN
 from tests.unit.console.serving import OPERATOR, VIEWER, Console, Page, console
 
@@ -230,6 +233,139 @@ def test_a_bus_that_is_away_is_said(run, tmp_path):
         assert "does not answer" in page.text
 
     run(scenario)
+
+
+def test_a_new_run_is_started_as_an_old_one_was_but_for_what_the_form_says(run, world):
+    async def scenario(there: Console) -> None:
+        key = await signed_in(there)
+        assert "Start another like it" not in (await there.get(f"/runs/{RUN}"))[2].text
+        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        assert "Start another like it" in (await there.get(f"/runs/{RUN}"))[2].text
+        form = {"form_key": key, "reason": "again", "minutes": "2.5", "max_steps": "", "seed": "7"}
+        status, _, page = await there.post(f"/runs/{RUN}/start", form)
+        assert status == 200
+        (name,) = set(there.board.runs) - {RUN}
+        assert f"as {RUN} was again" in page.text
+        word = (await control(there))[-1]
+        assert (word.run, word.action, word.by, word.reason) == (name, "start", "alice", f"as {RUN} was again")
+        assert word.config is not None
+        config = msgspec.json.decode(world.objects.get(word.config), type=RunConfig)
+        schedule = msgspec.structs.replace(world.config.schedule, minutes=2.5)
+        assert config == msgspec.structs.replace(world.config, run=name, seed=7, schedule=schedule)
+        second = await there.post(f"/runs/{RUN}/start", form)
+        assert second[0] == 409
+        assert f"{name} is running" in second[2].text
+
+    run(scenario)
+
+
+async def control(there: Console) -> list[m.RunControl]:
+    """All of runs.control so far."""
+    await there.bus.publish(t.RUNS_CONTROL, "last", m.RunControl(run="last", action="pause"))
+    found: list[m.RunControl] = []
+    async for delivery in there.bus.deliveries([t.RUNS_CONTROL], None, 8):
+        if delivery.message.run == "last":
+            return found
+        found.append(delivery.message)
+    raise AssertionError
+
+
+async def until(there: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not there():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_no_run_is_started_beside_one_that_goes_on_by_who_may_not_or_with_what_is_no_number(run):
+    async def scenario(there: Console) -> None:
+        operator, viewer = ({"Authorization": f"Bearer {token}"} for token in (OPERATOR, VIEWER))
+        beside = await there.post(f"/runs/{RUN}/start", {}, headers=operator)
+        assert (beside[0], f"{RUN} is running" in beside[2].text) == (409, True)
+        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        refused = [
+            ({}, {}, 401),
+            (viewer, {}, 403),
+            (operator, {"minutes": "nan"}, 409),
+            (operator, {"minutes": "-1"}, 409),
+            (operator, {"minutes": "1e9"}, 409),
+            (operator, {"max_steps": "²"}, 409),
+            (operator, {"seed": "0x7"}, 409),
+        ]
+        for headers, form, expected in refused:
+            assert (await there.post(f"/runs/{RUN}/start", form, headers=headers))[0] == expected, form
+        assert (await there.post("/runs/none/start", {}, headers=operator))[0] == 404
+        assert [word.action for word in await control(there)] == ["start", "finished"]
+
+    run(scenario)
+
+
+def test_two_clicks_at_once_start_one_run(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        both = await asyncio.gather(*[there.post(f"/runs/{RUN}/start", {}, headers=headers) for _ in range(2)])
+        assert sorted(status for status, _, _ in both) == [200, 409]
+        assert [word.action for word in await control(there)] == ["start", "finished", "start"]
+
+    run(scenario)
+
+
+def test_a_run_whose_parts_are_gone_is_not_started_again(run, world):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        kept = world.objects.get(world.config.pack_hidden)
+        world.objects.delete(world.config.pack_hidden.key)
+        try:
+            status, _, page = await there.post(f"/runs/{RUN}/start", {}, headers=headers)
+        finally:
+            world.objects.put(world.config.pack_hidden.key, kept)
+        assert (status, f"{world.config.pack_hidden.key}: what {RUN} was made of is gone" in page.text) == (409, True)
+        assert [word.action for word in await control(there)] == ["start", "finished"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("application/x-www-form-urlencoded; charset=none", 400), ("multipart/form-data", 415)]
+)
+def test_what_is_no_form_of_ours_is_refused_and_nothing_is_done(run, kind, status):
+    async def scenario(there: Console) -> None:
+        for path in (f"/runs/{RUN}/pause", "/sign-in", "/sign-out"):
+            async with there.http.post(there.url + path, data=b"reason=x", headers={"Content-Type": kind}) as answer:
+                assert answer.status == status, path
+        assert await end(there) == []
+
+    run(scenario)
+
+
+def test_who_did_what_from_where_stands_in_the_log_sign_ins_and_refusals_too(run):
+    async def scenario(there: Console) -> list[Any]:
+        with structlog.testing.capture_logs() as lines:
+            await there.post("/sign-in", {"token": "wrong"})
+            key = await signed_in(there)
+            await there.post(f"/runs/{RUN}/pause", {"form_key": key, "reason": "tea"})
+            await there.post(f"/runs/{RUN}/pause", {"form_key": key})
+            await there.post("/sign-out", {"form_key": key})
+            await there.post(f"/runs/{RUN}/stop", {})
+        return lines
+
+    lines = [line for line in run(scenario) if line.get("address")]
+    assert {line["address"] for line in lines} == {"127.0.0.1"}
+    who = [(line["event"], line.get("who", line.get("by")), line.get("action", line.get("path"))) for line in lines]
+    assert who == [
+        ("sign_in_failed", None, None),
+        ("signed_in", "alice", None),
+        ("action", "alice", "pause"),
+        ("refused", "alice", f"/runs/{RUN}/pause"),
+        ("signed_out", "alice", None),
+        ("refused", "", f"/runs/{RUN}/stop"),
+    ]
+    assert OPERATOR not in str(lines)
 
 
 def test_going_back_names_a_published_version_and_is_one_word_of_its_own(run):

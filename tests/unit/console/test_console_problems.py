@@ -10,38 +10,16 @@ import pytest
 from services.console.reasons import words
 from services.scheduler import api
 from services.scheduler.config import SchedulerConfig
-from shared import ledger
-from shared.contracts import messages as m
-from shared.contracts import topics as t
 from shared.contracts.standing import Reason
 from shared.telemetry import Health
-from tests.unit.console.conftest import HOSTILE, RUN
+from tests.unit.console.conftest import RUN
+from tests.unit.console.scheduled import practise
 from tests.unit.console.serving import Page, console
-from tests.unit.scheduler import world as scheduling
-
-HOSTILE_CELL = f"cell {HOSTILE}"
-
-
-def practise(url: str) -> None:
-    """A few steps of a run of the console's name, with problems, cells and categories that attack."""
-    engine = ledger.connect(url)
-    ledger.upgrade(engine)
-    world = scheduling.World(engine, scheduling.config(max_steps=0), problems=0, capacity=8)
-    problems = {f"p-{i} {HOSTILE}": (f"bug {HOSTILE}/near", HOSTILE_CELL if i % 2 else f"c{i}") for i in range(70)}
-    ref = scheduling.REF
-    admitted = m.ProblemAdmitted(run=scheduling.RUN, pack=ref, pack_hidden=ref, problems=problems)
-    world.send(t.PROBLEMS_ADMITTED, admitted)
-    world.start()
-    for _ in range(40):
-        world.tick()
-    assert world.step > 3
-    engine.dispose()
 
 
 @pytest.fixture
-def visit(world, tmp_path, monkeypatch):
+def visit(world, tmp_path):
     """visit(query, …): pages of a console beside a scheduler; `scheduler=False`: alone."""
-    monkeypatch.setattr(scheduling, "RUN", RUN)
 
     def go(*queries: str, scheduler: bool = True) -> list[Page]:
         async def scenario() -> list[Any]:

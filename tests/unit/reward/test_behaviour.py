@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from services.reward.behaviour import TERMS, Finding, Seen, findings
+from services.reward.behaviour import TERMS, Seen, findings
+from shared.contracts.graded import Finding
 from shared.contracts.messages import StopReason
 from shared.contracts.run import BEHAVIOUR, RewardConfig
 from shared.contracts.trajectory import Trajectory

@@ -11,7 +11,8 @@ import pytest
 
 from services.reward.config import RewardSettings
 from services.reward.graders import MAX_SILENT, Graders, GradingFailed
-from services.reward.jobs import Answer, Graded, Item, Job
+from services.reward.jobs import Answer, Item, Job
+from shared.contracts.graded import Graded
 from shared.contracts.messages import AttemptKey, Verdict
 from shared.contracts.run import Ref
 from shared.objects import Objects, connect

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.reward.behaviour import Finding
 from services.reward.monitors import WINDOW, DriftWatch
+from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, AttemptKey, Effort, RolloutScored, StopReason, Verdict
 from shared.contracts.run import Purpose, Ref
 

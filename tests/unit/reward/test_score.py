@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reward.behaviour import TERMS, Finding
+from services.reward.behaviour import TERMS
 from services.reward.score import check, score
+from shared.contracts.graded import Finding
 from shared.contracts.messages import Effort, Verdict
 from shared.contracts.run import LengthPenalty, RewardConfig
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from services.rollout.generation import Generation
 from services.rollout.recorder import Part, Recorder
 from shared.contracts.messages import AttemptKey, Effort, StopReason
-from shared.contracts.trajectory import Trajectory, pack, pack_routing, unpack, unpack_routing
+from shared.contracts.trajectory import Trajectory, pack, pack_routing, routing_rows, unpack, unpack_routing
 
 LAYERS, K = 2, 2
 token = st.integers(0, 999)
@@ -102,8 +103,12 @@ def test_any_sequence_of_turns_gives_segments_that_hold_the_invariants(prompt: l
             segments=segments,
         )
         assert [s.tokens.tolist() for s in unpack(pack(trajectory)).segments] == [s.tokens.tolist() for s in segments]
-        for a, b in zip(unpack_routing(pack_routing(rows)), rows, strict=True):
+        packed = pack_routing(rows)
+        for i, (a, b) in enumerate(zip(unpack_routing(packed), rows, strict=True)):
             np.testing.assert_array_equal(a, b)
+            for first, count in ((0, len(b)), (1, 2), (len(b), 3), (0, 10**9)):
+                part = routing_rows(io.BytesIO(packed), i, first, count)
+                np.testing.assert_array_equal(part, b[first : first + count])
     else:
         assert rows is None
         assert recorder.oldest_version == -1
@@ -167,3 +172,14 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         unpack_routing(bomb)
     with pytest.raises(ValueError, match="not a trajectory"):
         unpack(bomb)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_range_of_routing_is_read_whatever_its_width_and_damage_is_refused(kind: type[np.unsignedinteger]) -> None:
+    rows = [np.arange(n * 4, dtype=kind).reshape(n, 2, 2) for n in (5, 300)]
+    packed = pack_routing(rows)
+    np.testing.assert_array_equal(routing_rows(io.BytesIO(packed), 1, 100, 50), rows[1][100:150])
+    foreign = zstandard.compress((1 << 40).to_bytes(8, "little"))
+    for data, segment in ((packed[:-40], 1), (packed, 2), (b"no zstd", 0), (b"", 0), (foreign, 0), (packed, -1)):
+        with pytest.raises(ValueError, match="no routing of segment"):
+            routing_rows(io.BytesIO(data), segment, 0, 300)
