@@ -143,7 +143,12 @@ def stop(run: RunName = "", reason: Reason = "", state: State = Path(".etude")) 
 
 
 def rollback(
-    to: Annotated[int, typer.Option("--to", metavar="N", min=1, help="The published version to go on from.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="N|best", help="The published version to go on from; best: `etude measure --best`."
+        ),
+    ],
     run: RunName = "",
     reason: Reason = "",
     canary: Annotated[
@@ -161,12 +166,16 @@ def rollback(
 ) -> None:
     """Make a run go on from an earlier version of its own: its weights are published again under a new number, and groups
     trained after it are free again. A paused run stays paused."""
+    settings = _settings(state)
+    from etude.best import meant
+
+    run, version = _do(meant(settings, run, to))
     if canary:
         from etude.canary import Trial
         from etude.canary import run as tried
 
-        raise typer.Exit(tried(_settings(state), run, to, reason, Trial(problems, samples, within)))
-    _act("rollback", run, reason, state, version=to)
+        raise typer.Exit(tried(settings, run, version, reason, Trial(problems, samples, within)))
+    _act("rollback", run, reason, state, version=version)
 
 
 def reconfigure(
@@ -194,6 +203,19 @@ def measure(
         int | None,
         typer.Option(metavar="N", min=0, help="Which one, 0: the policy it began with; the newest where left out."),
     ] = None,
+    versions: Annotated[
+        str, typer.Option(metavar="N,M,…", help="Several, one after the other.", show_default=False)
+    ] = "",
+    every: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Each N-th whose weights are there, and the newest.", show_default=False),
+    ] = 0,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best", help="Measure nothing: of what was measured, say which version is the best, and how surely."
+        ),
+    ] = False,
     problems: Problems = 400,
     samples: Samples = 8,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every row with all its figures.")] = None,
@@ -202,9 +224,27 @@ def measure(
     """Measure a version of a run on its held-out problems, on the platform that the settings name, and print it beside all that
     was measured of the run before. While a run is running its engines go on to newer versions: pause it, or wait for its
     end."""
+    if sum((version is not None, bool(versions), bool(every), best)) > 1:
+        raise typer.BadParameter("at most one of them", param_hint="--version, --versions, --every, --best")
+    if best:
+        from etude.best import show
+
+        _do(show(_settings(state), run, out))
+        return
+    from etude.measuring import Which
     from etude.measuring import run as measured
 
-    raise typer.Exit(measured(_settings(state), run, version, problems=problems, samples=samples, out=out))
+    which = Which(_numbers(versions) if versions else () if version is None else (version,), every)
+    raise typer.Exit(measured(_settings(state), run, which, problems=problems, samples=samples, out=out))
+
+
+def _numbers(versions: str) -> tuple[int, ...]:
+    names = [name.strip() for name in versions.split(",")]
+    if not all(name.isascii() and name.isdigit() for name in names):
+        raise typer.BadParameter(
+            f"found {versions!r}; allowed: numbers with commas between them", param_hint="--versions"
+        )
+    return tuple(dict.fromkeys(map(int, names)))
 
 
 def _act(action: Action, run: str, reason: str, state: Path, **options: Any) -> None:

@@ -46,7 +46,7 @@ from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
-from shared.weights import WeightsError, checksum, read_manifest, rebuild
+from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
 from shared.weights.checkpoint_objects import download_directory
 
 FAILURES_TOLERATED = 3
@@ -236,7 +236,12 @@ class WeightsAgent:
             return 0, None
         if asked is not None:
             ref = self._manifest_of(asked)
-            return (asked, ref) if ref is not None or asked == 0 else None
+            if asked == 0 and (ref is None or lost(self.objects, ref) is not None):
+                return (
+                    0,
+                    None,
+                )  # the policy that the run began with: not published yet, or deleted since; the base has it
+            return None if ref is None else (asked, ref)
         if self.settings.pool == "evaluation":  # what serves stays, at first the base
             assert self.live is not None
             return self.live.serial, self._source

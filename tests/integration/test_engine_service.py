@@ -413,6 +413,22 @@ def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
     run(test, tmp_path)
 
 
+def test_the_policy_that_a_run_began_with_is_served_also_when_its_published_weights_are_deleted(tmp_path):
+    async def test(p: Platform) -> None:
+        for serial in range(2):
+            p.write_version(serial, None)
+            await p.announce(serial)
+        for key in list(p.objects.list(f"{policy_prefix(RUN, 0)}/0")):
+            p.objects.delete(key)
+        await p.start_run()
+        async with p.replica(pool="evaluation", pinned=0) as replica:
+            await p.applied(0)
+            checked = (await ask(replica.health.url, "/weights_checker", {}))[1]
+            assert checked["checksum"] == read_manifest(p.objects, p.versions[0].manifest).checksum
+
+    run(test, tmp_path)
+
+
 def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_stays(tmp_path):
     async def test(p: Platform) -> None:
         ref = Ref(key="x", size=1, checksum="0" * 32)
