@@ -171,12 +171,12 @@ def _number(version: str) -> int:
     raise Refused(f"version: found {version!r}; allowed: a number, or {BEST}")
 
 
-async def meant(settings: ServiceSettings, run: str, version: str) -> tuple[str, int]:
-    """The run and the version that a person means by a number, or by `best` (then the run may be left out where only one is not
-    finished). Raises Refused, BusUnavailable."""
+async def meant(settings: ServiceSettings, run: str, version: str, *, followed: bool = False) -> tuple[str, int]:
+    """The run and the version that a person means by a number (the run is as it was), or by `best`. `followed`: where no run is
+    named, the one that was started last; else the only one that is not finished. Raises Refused, BusUnavailable."""
     if version != BEST:
         return run, _number(version)
-    standing = await _standing(settings, run)
+    standing = await _standing(settings, run, followed=followed)
     return standing.run, of_run(stores.connect(settings.objects_url), standing.run).serial
 
 
@@ -204,7 +204,6 @@ async def show(settings: ServiceSettings, run: str, out: Path | None) -> None:
 
 
 async def _standing(settings: ServiceSettings, run: str, *, followed: bool = False) -> Standing:
-    """`followed`: where no run is named, the one that was started last; else the only one that is not finished."""
     bus = buses.connect(settings.bus_url, client="etude-measure")
     try:
         async with Listener(bus, HEARD) as listener:

@@ -91,7 +91,7 @@ class Known:
     def _replicas_of(self, run: Standing) -> list[PolicyApplied]:
         """One that takes over the address of another replaces it: it is the same place, started again."""
         places = {one.url: one for one in self.replicas.values()}
-        return [one for one in places.values() if one.ok and one.run == run.run]
+        return [one for one in places.values() if one.ok and one.run == run.run and one.pool != "serving"]
 
 
 def _span(run: Standing) -> str:

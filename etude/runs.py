@@ -32,7 +32,7 @@ COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (start, runs, pause, resume, stop, rollback, reconfigure, measure):
+    for command in (start, runs, pause, resume, stop, rollback, reconfigure, measure, promote):
         app.command()(command)
 
 
@@ -236,6 +236,42 @@ def measure(
 
     which = Which(_numbers(versions) if versions else () if version is None else (version,), every)
     raise typer.Exit(measured(_settings(state), run, which, problems=problems, samples=samples, out=out))
+
+
+def promote(
+    run: RunOrLast = "",
+    version: Annotated[
+        str,
+        typer.Option(
+            metavar="N|best", help="Which one; left out: say what is promoted, and who serves it.", show_default=False
+        ),
+    ] = "",
+    reason: Reason = "",
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="First one engine alone: one of the evaluation pool measures what is promoted now, and version N. Only where N "
+            "solves no fewer held-out problems do the others hear of it.",
+        ),
+    ] = False,
+    within: Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)] = 0.0,
+    problems: Problems = 400,
+    samples: Samples = 8,
+    state: State = Path(".etude"),
+) -> None:
+    """Say which version is served to others: engines with ETUDE_POOL=serving take the one that was promoted last, of whatever
+    run, and none that is published meanwhile. Its weights are kept."""
+    from etude import promoting
+    from etude.canary import Trial
+
+    settings = _settings(state)
+    if not version:
+        for line in _do(promoting.tell(settings)):
+            typer.echo(line)
+        return
+    trial = Trial(problems, samples, within) if canary else None
+    raise typer.Exit(promoting.run(settings, run, version, reason, trial))
 
 
 def _numbers(versions: str) -> tuple[int, ...]:
