@@ -98,6 +98,14 @@ def start(
 def runs(
     state: State = Path(".etude"),
     json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+    history: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Of this run, all that was said to it: when, by whom, the answer, why.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Every run, the newest first: state and since when, step, version, when it was started, why it is in that state."""
     from etude.acting import embedded, in_folder
@@ -105,6 +113,9 @@ def runs(
 
     settings = _settings(state)
     file = embedded(settings)
+    if history and (file is None or file.exists()):
+        _history(settings, history, as_json=json)
+        return
     found = None if file is not None and not file.exists() else _do(_read(settings))
     if json:
         typer.echo(texts.dumps(_rows(found)))
@@ -311,6 +322,18 @@ def _do(work: Coroutine[Any, Any, Any]) -> Any:
     except KeyboardInterrupt:
         typer.echo("Not waited for any longer. What was said stands: `etude runs` shows what becomes of it.", err=True)
         raise typer.Exit(130) from None
+
+
+def _history(settings: ServiceSettings, run: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from etude import history
+
+    entries = _do(history.read(settings, run))
+    if as_json:
+        typer.echo(texts.dumps(history.rows(entries)))
+    else:
+        Console().print(history.table(entries))
 
 
 async def _read(settings: ServiceSettings) -> Standings:
