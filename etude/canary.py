@@ -14,11 +14,10 @@ from rich.console import Console
 from etude.acting import Refused, act, fitting, require_listeners
 from etude.demo.report import paired
 from etude.demo.watch import say
-from etude.measuring import Evaluated, done, evaluate
+from etude.measuring import done, evaluate
 from etude.standing import HEARD, Listener
 from shared import bus as buses
 from shared import objects as stores
-from shared.objects import Objects
 from shared.settings import ServiceSettings
 
 
@@ -30,9 +29,9 @@ class Trial(NamedTuple):
     within: float
 
 
-def verdict(there: dict[str, Any], newest: dict[str, Any], trial: Trial) -> tuple[bool, str]:
-    """Whether all may follow, and the figures in words. Both are reports of an evaluation."""
-    gain = paired(newest, there, "solved")
+def verdict(there: dict[str, Any], now: dict[str, Any], trial: Trial) -> tuple[bool, str]:
+    """Whether all may go there from what is now, and the figures in words. Both are reports of an evaluation."""
+    gain = paired(now, there, "solved")
     low, high = (100 * end for end in gain["ci95"])
     points = 100 * gain["mean"]
     said = f"{points:+.1f} points [{low:+.1f}, {high:+.1f}] on {gain['problems']} problems"
@@ -44,11 +43,10 @@ async def go_back(
 ) -> None:
     """Raises Refused, also where the version is too much worse; Stalled, NoVerdict, BusUnavailable."""
     name = await _fitting(settings, run, version)
-    newest = await _measured(settings, name, None, trial, console)
-    there = await _measured(settings, name, version, trial, console)
-    objects = stores.connect(settings.objects_url)
-    held, said = verdict(_report(objects, there), _report(objects, newest), trial)
-    beside = f"version {version} beside version {newest.serial}: {said}"
+    serial, newest = await measured(settings, name, None, trial, console)
+    _, there = await measured(settings, name, version, trial, console)
+    held, said = verdict(there, newest, trial)
+    beside = f"version {version} beside version {serial}: {said}"
     if not held:
         raise Refused(
             f"{beside}; --within bears {trial.within:g} fewer. Nobody was told to go back; without --canary all do"
@@ -69,14 +67,13 @@ async def _fitting(settings: ServiceSettings, run: str, version: int) -> str:
         await bus.close()
 
 
-async def _measured(
+async def measured(
     settings: ServiceSettings, run: str, version: int | None, trial: Trial, console: Console
-) -> Evaluated:
-    return await evaluate(settings, run, version, problems=trial.problems, samples=trial.samples, console=console)
-
-
-def _report(objects: Objects, found: Evaluated) -> dict[str, Any]:
-    return json.loads(objects.get(found.ended[found.name].report))
+) -> tuple[int, dict[str, Any]]:
+    """The version (None: the newest) and the report of its measurement. Raises as `evaluate` does."""
+    found = await evaluate(settings, run, version, problems=trial.problems, samples=trial.samples, console=console)
+    report = stores.connect(settings.objects_url).get(found.ended[found.name].report)
+    return found.serial, json.loads(report)
 
 
 def run(settings: ServiceSettings, name: str, version: int, reason: str, trial: Trial) -> int:

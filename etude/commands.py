@@ -344,13 +344,18 @@ def export_policy(
     source: Annotated[
         str,
         typer.Argument(
-            help="A run, RUN@VERSION, an imported checkpoint (checkpoints/NAME), or a checkpoint directory."
+            help="A run, RUN@VERSION, RUN@best, an imported checkpoint (checkpoints/NAME), or a checkpoint directory."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where the Hugging Face directory goes; it must not hold anything yet.")],
     version: Annotated[
-        int | None, typer.Option(help="Which version of the run; the newest if left out.", min=0)
-    ] = None,
+        str,
+        typer.Option(
+            metavar="N|best",
+            help="Which version of the run; best: as `etude measure --best` says; the newest if left out.",
+            show_default=False,
+        ),
+    ] = "",
     state: State = Path(".etude"),
 ) -> None:
     """Write a policy as a Hugging Face directory, bit for bit as it was published."""
@@ -365,9 +370,11 @@ def export_policy(
             typer.echo(f"{exchange.export_stored(objects, source, out)}: written from {source}")
             return
         run, at, number = source.partition("@")
-        if at and (version is not None or not (number.isascii() and number.isdigit())):
-            raise exchange.NotExchanged(f"found {source!r} and --version {version}; allowed: RUN, RUN@VERSION")
-        done = exchange.export_run(objects, run, out, int(number) if at else version)
+        if at and (version or not number):
+            raise exchange.NotExchanged(f"found {source!r} and --version {version!r}; allowed: one of them")
+        from etude.best import named
+
+        done = exchange.export_run(objects, run, out, named(objects, run, number or version, typer.echo))
         typer.echo(f"{out}: version {done.serial} (step {done.step}) of {done.run}, {done.tensors} tensors")
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.acting import Refused, chosen, require_listeners
+from etude.best import Kind, deleted, kind
 from etude.demo.conduct import Conductor, Stalled, came_to_a_verdict
 from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, paired
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
@@ -91,11 +92,18 @@ class Known:
     def _replicas_of(self, run: Standing) -> list[PolicyApplied]:
         """One that takes over the address of another replaces it: it is the same place, started again."""
         places = {one.url: one for one in self.replicas.values()}
-        return [one for one in places.values() if one.ok and one.run == run.run]
+        return [one for one in places.values() if one.ok and one.run == run.run and one.pool != "serving"]
 
 
 def _span(run: Standing) -> str:
     return f"versions {min(run.versions)} to {max(run.versions)}" if run.versions else "none yet"
+
+
+class Which(NamedTuple):
+    """`versions`: these, empty: the newest; `every`: instead all that are so far apart, and the newest."""
+
+    versions: tuple[int, ...] = ()
+    every: int = 0
 
 
 class Evaluated(NamedTuple):
@@ -108,11 +116,30 @@ class Evaluated(NamedTuple):
 
 
 async def measure(
-    settings: ServiceSettings, run: str, version: int | None, *, problems: int, samples: int, console: Console
+    settings: ServiceSettings, run: str, which: Which, *, problems: int, samples: int, console: Console
 ) -> list[Measured]:
-    """Measures, and returns every measurement of this run, versions rising. Raises as `evaluate` does."""
-    found = await evaluate(settings, run, version, problems=problems, samples=samples, console=console)
+    """Measures one version after the other, and returns every measurement of this run, versions rising. Raises as `evaluate`
+    does."""
+    if which.every:
+        run, which = await _every(settings, run, which.every)
+    for version in which.versions or (None,):
+        found = await evaluate(settings, run, version, problems=problems, samples=samples, console=console)
     return compared(stores.connect(settings.objects_url), found.ended.values(), found.run.versions)
+
+
+async def _every(settings: ServiceSettings, run: str, step: int) -> tuple[str, Which]:
+    """The run's name, and its versions from 0 on, `step` apart, and its newest: those that can be built still. Raises Refused."""
+    require_listeners(settings)
+    objects, bus = stores.connect(settings.objects_url), buses.connect(settings.bus_url, client="etude-measure")
+    known = Known()
+    try:
+        async with Hearing(bus, TOPICS, known.hear):
+            standing, newest = known.chosen(run, None)
+    finally:
+        await bus.close()
+    wanted = {newest, *(serial for serial in standing.versions if serial % step == 0)}
+    there = [serial for serial in sorted(wanted) if not deleted(objects, standing.run, serial)]
+    return standing.run, Which(tuple(there))
 
 
 async def evaluate(
@@ -138,6 +165,10 @@ async def evaluate(
                 measured = conductor.progress.evaluations
                 measured |= {name: one for (of, name), one in known.measured.items() if of == standing.run}
                 if conductor.verdict(name) is None:
+                    if deleted(objects, standing.run, serial):
+                        raise Refused(
+                            f"version {serial} of {standing.run}: its weights are deleted; no engine can build it"
+                        )
                     # An engine needs a moment to take up a run; those of one that goes on pass by.
                     patience_s = 0.0 if standing.state in MOVING else SERVED_WITHIN_S
                     if not await hearing.until(lambda: known.served(standing, serial), patience_s):
@@ -153,8 +184,8 @@ async def evaluate(
 
 
 class Measured(NamedTuple):
-    """`figures`: as `report.figures_of`. `gain`: pass@1 beside the earliest version that was measured on as many problems with as
-    many attempts, as `report.paired`; of itself None."""
+    """`figures`: as `report.figures_of`. `gain`: pass@1 beside the earliest version that was measured on the same problems with
+    as many attempts, as `report.paired`; of itself None."""
 
     evaluation: str
     version: int
@@ -166,11 +197,11 @@ class Measured(NamedTuple):
 def compared(objects: Objects, ended: Iterable[EvalFinished], steps: Mapping[int, int]) -> list[Measured]:
     """Those that came to a verdict, versions rising. `steps`: of each published version."""
     found = sorted(filter(came_to_a_verdict, ended), key=lambda one: (one.serial, one.eval))
-    first: dict[tuple[float, float], dict[str, Any]] = {}
+    first: dict[Kind, dict[str, Any]] = {}
     rows = []
     for one in found:
         report = json.loads(objects.get(one.report))
-        alike = first.setdefault((one.figures["problems"], one.figures["samples"]), report)
+        alike = first.setdefault(kind(report), report)
         gain = None if alike is report else paired(alike, report, "solved")
         rows.append(Measured(one.eval, one.serial, steps.get(one.serial, 0), figures_of(report), gain))
     return rows
@@ -232,9 +263,7 @@ def done(work: Coroutine[Any, Any, T], console: Console) -> tuple[T | None, int]
         return None, 130
 
 
-def run(
-    settings: ServiceSettings, name: str, version: int | None, *, problems: int, samples: int, out: Path | None
-) -> int:
+def run(settings: ServiceSettings, name: str, which: Which, *, problems: int, samples: int, out: Path | None) -> int:
     """Returns the exit code, as `done`."""
     console = Console(stderr=True)
     try:
@@ -243,7 +272,7 @@ def run(
     except Told as error:
         say_error(console, error)
         return 1
-    rows, code = done(measure(settings, name, version, problems=problems, samples=samples, console=console), console)
+    rows, code = done(measure(settings, name, which, problems=problems, samples=samples, console=console), console)
     if rows is None:
         return code
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))

@@ -32,7 +32,7 @@ COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (start, runs, pause, resume, stop, rollback, reconfigure, measure):
+    for command in (start, runs, pause, resume, stop, rollback, reconfigure, measure, promote):
         app.command()(command)
 
 
@@ -98,6 +98,14 @@ def start(
 def runs(
     state: State = Path(".etude"),
     json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+    history: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Of this run, all that was said to it: when, by whom, the answer, why.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Every run, the newest first: state and since when, step, version, when it was started, why it is in that state."""
     from etude.acting import embedded, in_folder
@@ -105,6 +113,9 @@ def runs(
 
     settings = _settings(state)
     file = embedded(settings)
+    if history and (file is None or file.exists()):
+        _history(settings, history, as_json=json)
+        return
     found = None if file is not None and not file.exists() else _do(_read(settings))
     if json:
         typer.echo(texts.dumps(_rows(found)))
@@ -143,7 +154,12 @@ def stop(run: RunName = "", reason: Reason = "", state: State = Path(".etude")) 
 
 
 def rollback(
-    to: Annotated[int, typer.Option("--to", metavar="N", min=1, help="The published version to go on from.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="N|best", help="The published version to go on from; best: `etude measure --best`."
+        ),
+    ],
     run: RunName = "",
     reason: Reason = "",
     canary: Annotated[
@@ -161,12 +177,16 @@ def rollback(
 ) -> None:
     """Make a run go on from an earlier version of its own: its weights are published again under a new number, and groups
     trained after it are free again. A paused run stays paused."""
+    settings = _settings(state)
+    from etude.best import meant
+
+    run, version = _do(meant(settings, run, to))
     if canary:
         from etude.canary import Trial
         from etude.canary import run as tried
 
-        raise typer.Exit(tried(_settings(state), run, to, reason, Trial(problems, samples, within)))
-    _act("rollback", run, reason, state, version=to)
+        raise typer.Exit(tried(settings, run, version, reason, Trial(problems, samples, within)))
+    _act("rollback", run, reason, state, version=version)
 
 
 def reconfigure(
@@ -194,6 +214,19 @@ def measure(
         int | None,
         typer.Option(metavar="N", min=0, help="Which one, 0: the policy it began with; the newest where left out."),
     ] = None,
+    versions: Annotated[
+        str, typer.Option(metavar="N,M,…", help="Several, one after the other.", show_default=False)
+    ] = "",
+    every: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Each N-th whose weights are there, and the newest.", show_default=False),
+    ] = 0,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best", help="Measure nothing: of what was measured, say which version is the best, and how surely."
+        ),
+    ] = False,
     problems: Problems = 400,
     samples: Samples = 8,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every row with all its figures.")] = None,
@@ -202,9 +235,63 @@ def measure(
     """Measure a version of a run on its held-out problems, on the platform that the settings name, and print it beside all that
     was measured of the run before. While a run is running its engines go on to newer versions: pause it, or wait for its
     end."""
+    if sum((version is not None, bool(versions), bool(every), best)) > 1:
+        raise typer.BadParameter("at most one of them", param_hint="--version, --versions, --every, --best")
+    if best:
+        from etude.best import show
+
+        _do(show(_settings(state), run, out))
+        return
+    from etude.measuring import Which
     from etude.measuring import run as measured
 
-    raise typer.Exit(measured(_settings(state), run, version, problems=problems, samples=samples, out=out))
+    which = Which(_numbers(versions) if versions else () if version is None else (version,), every)
+    raise typer.Exit(measured(_settings(state), run, which, problems=problems, samples=samples, out=out))
+
+
+def promote(
+    run: RunOrLast = "",
+    version: Annotated[
+        str,
+        typer.Option(
+            metavar="N|best", help="Which one; left out: say what is promoted, and who serves it.", show_default=False
+        ),
+    ] = "",
+    reason: Reason = "",
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="First one engine alone: one of the evaluation pool measures what is promoted now, and version N. Only where N "
+            "solves no fewer held-out problems do the others hear of it.",
+        ),
+    ] = False,
+    within: Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)] = 0.0,
+    problems: Problems = 400,
+    samples: Samples = 8,
+    state: State = Path(".etude"),
+) -> None:
+    """Say which version is served to others: engines with ETUDE_POOL=serving take the one that was promoted last, of whatever
+    run, and none that is published meanwhile. Its weights are kept."""
+    from etude import promoting
+    from etude.canary import Trial
+
+    settings = _settings(state)
+    if not version:
+        for line in _do(promoting.tell(settings)):
+            typer.echo(line)
+        return
+    trial = Trial(problems, samples, within) if canary else None
+    raise typer.Exit(promoting.run(settings, run, version, reason, trial))
+
+
+def _numbers(versions: str) -> tuple[int, ...]:
+    names = [name.strip() for name in versions.split(",")]
+    if not all(name.isascii() and name.isdigit() for name in names):
+        raise typer.BadParameter(
+            f"found {versions!r}; allowed: numbers with commas between them", param_hint="--versions"
+        )
+    return tuple(dict.fromkeys(map(int, names)))
 
 
 def _act(action: Action, run: str, reason: str, state: Path, **options: Any) -> None:
@@ -235,6 +322,18 @@ def _do(work: Coroutine[Any, Any, Any]) -> Any:
     except KeyboardInterrupt:
         typer.echo("Not waited for any longer. What was said stands: `etude runs` shows what becomes of it.", err=True)
         raise typer.Exit(130) from None
+
+
+def _history(settings: ServiceSettings, run: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from etude import history
+
+    entries = _do(history.read(settings, run))
+    if as_json:
+        typer.echo(texts.dumps(history.rows(entries)))
+    else:
+        Console().print(history.table(entries))
 
 
 async def _read(settings: ServiceSettings) -> Standings:

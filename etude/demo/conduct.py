@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,11 @@ def _numbered(name: str, times: int) -> str:
 
 def came_to_a_verdict(evaluation: EvalFinished) -> bool:
     """Figures are of the attempts that were not lost: where many were, of those that were quick. Such are none."""
-    figures = evaluation.figures
+    return tell(evaluation.figures)
+
+
+def tell(figures: Mapping[str, float]) -> bool:
+    """Whether these figures of an evaluation are a verdict."""
     lost = figures.get("infrastructure_errors", 0.0)
     return "pass_at_1" in figures and lost <= LOST_AT_MOST * (lost + figures.get("attempts", 0.0))
 

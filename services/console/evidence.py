@@ -41,7 +41,9 @@ def given(scored: RolloutScored, graded: Graded | None, segments: Sequence[Segme
     for term, value in sorted(scored.terms.items()):
         if term == "solved":
             verdict = scored.verdict
-            points = (Point(f"{verdict.passed} of {verdict.total} tests, hidden ones among them, passed"),)
+            points: tuple[Point, ...] = (
+                Point(f"{verdict.passed} of {verdict.total} tests, hidden ones among them, passed"),
+            )
         elif term == "length":
             points = (Point(spent(scored.effort)),)
         elif term in findings:

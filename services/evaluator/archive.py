@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from services.evaluator.plan import Result
-from shared.contracts.ids import OPEN_EVALUATIONS, open_evaluation
+from shared.contracts.ids import OPEN_EVALUATIONS, REPORT, evaluation_prefix, open_evaluation
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
@@ -58,12 +58,12 @@ class Archive:
         return [result for key in parts for result in decoder.decode_lines(self._read(key))]
 
     def report(self, request: EvalRequested, report: dict[str, Any]) -> Ref:
-        return self._objects.put(f"{_folder(request)}/report.json", msgspec.json.encode(report))
+        return self._objects.put(f"{_folder(request)}/{REPORT}", msgspec.json.encode(report))
 
     def known_report(self, request: EvalRequested) -> tuple[Ref, dict[str, Any]] | None:
         """The report of an evaluation that ended before, for a request that comes again."""
         try:
-            ref = self._objects.head(f"{_folder(request)}/report.json")
+            ref = self._objects.head(f"{_folder(request)}/{REPORT}")
         except ObjectMissing:
             return None
         return ref, msgspec.json.decode(self._objects.get(ref))
@@ -86,4 +86,4 @@ class Archive:
 
 
 def _folder(request: EvalRequested) -> str:
-    return f"runs/{request.run}/evals/{request.eval}"
+    return evaluation_prefix(request.run, request.eval)

@@ -16,14 +16,16 @@ class InferenceSettings(SglangSettings, ServiceSettings):
         "embedded", description="embedded runs everywhere; sglang is a server of its own on GPUs (settings SGLANG_…)."
     )
     run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
-    pool: Literal["rollout", "evaluation"] = Field(
+    pool: Literal["rollout", "evaluation", "serving"] = Field(
         "rollout",
-        description="rollout follows every version; evaluation serves the one that an evaluation is of, or that it is pinned to.",
+        description="rollout follows every version; evaluation serves the one that an evaluation is of, or that it is pinned to; "
+        "serving the one that was promoted last (`etude promote`), of whatever run, and takes part in no training.",
     )
     pinned: int = Field(
         -1,
         ge=-1,
-        description="Serve exactly this version; -1: the newest (rollout), what is evaluated (evaluation; the base at first).",
+        description="Serve exactly this version; -1: the newest (rollout), what is evaluated (evaluation; the base at first), "
+        "what is promoted (serving).",
     )
     checkpoint: Path | None = Field(
         None, description="Serve this Hugging Face directory as version 0 and follow no run's versions."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished, RunControl
 from shared.contracts.run import Ref
 
 
 @dataclass(slots=True)
 class Following:
-    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest.
+    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest. `promotions`: neither,
+    but what was promoted last.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -18,12 +19,14 @@ class Following:
 
     run: str = ""
     pinned: int | None = None
+    promotions: bool = False
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
     over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
     # (run, evaluation) -> version, in the order in which they were asked for
     _asked: dict[tuple[str, str], int] = field(default_factory=dict)
     _ended: set[tuple[str, str]] = field(default_factory=set)
+    _promoted: PolicyPromoted | None = None
 
     def control(self, message: RunControl) -> None:
         if message.action == "start" and message.config is not None:
@@ -39,6 +42,14 @@ class Following:
         if known is None or (message.incarnation, message.serial) > (known.incarnation, known.serial):
             self._newest[message.run] = message
 
+    def promotion(self, message: PolicyPromoted) -> None:
+        if self.run in ("", message.run):
+            self._promoted = message
+
+    def promoted(self, run: str) -> int | None:
+        """The version that was promoted last; None: none, or one of another run."""
+        return self._promoted.serial if self._promoted and self._promoted.run == run else None
+
     def evaluation(self, message: EvalRequested | EvalFinished) -> None:
         """Two topics: the end may be heard first."""
         if isinstance(message, EvalRequested):
@@ -53,6 +64,8 @@ class Following:
     def runs(self) -> list[str]:
         """The runs to serve, the best first. One that is over before it published anything comes into question only where
         no other is left: it was refused. One that did publish stays: its last version may still be evaluated."""
+        if self.promotions:
+            return [self._promoted.run] if self._promoted and self._promoted.run in self.started else []
         if self.run:
             return [self.run] if self.run in self.started else []
         latest = list(reversed(self.started))

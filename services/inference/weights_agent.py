@@ -6,6 +6,8 @@ Invariants:
 - After a failure the version is rebuilt from its full base; the third in a row takes the replica out of rotation and says
   why. It keeps trying, and returns by itself with the first version that it can load.
 - A run that cannot be read (no configuration, no base) takes no replica from one that can: it is tried again beside it.
+- A replica of the pool "serving" goes to the version that was promoted last, of whatever run. What it serves goes on where that
+  cannot be had: it says so, stays in rotation and keeps trying.
 - A replica for evaluations goes to the version of the one that was asked for first, and stays until that has ended.
 - A replica that starts again reads its topics from their beginning, and so catches up by itself.
 """
@@ -32,12 +34,20 @@ from services.inference.published import bits_of
 from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable, Deliveries
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyApplied, PolicyPublished, RunControl
+from shared.contracts.messages import (
+    EvalFinished,
+    EvalRequested,
+    PolicyApplied,
+    PolicyPromoted,
+    PolicyPublished,
+    RunControl,
+)
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import (
     EVALS_FINISHED,
     EVALS_REQUESTED,
     POLICIES_APPLIED,
+    POLICIES_PROMOTED,
     POLICIES_PUBLISHED,
     RUNS_CONTROL,
 )
@@ -46,12 +56,13 @@ from shared.model import ModelConfig, load_checkpoint
 from shared.objects import ObjectMissing, Objects
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
-from shared.weights import WeightsError, checksum, read_manifest, rebuild
+from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
 from shared.weights.checkpoint_objects import download_directory
 
 FAILURES_TOLERATED = 3
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0
 A_RUN, WEIGHTS = "a run to be started (runs.control)", "weights"
+A_PROMOTION = "a version to be promoted (policies.promoted)"
 
 log = structlog.get_logger()
 
@@ -73,8 +84,12 @@ class WeightsAgent:
     def __init__(self, settings: InferenceSettings, bus: Bus, objects: Objects, health: Health, engine: Engine) -> None:
         self.settings, self.bus, self.objects, self.health = settings, bus, objects, health
         self.following = Following(run=settings.run, pinned=settings.pinned if settings.pinned >= 0 else None)
-        self._evaluates = settings.pool == "evaluation" and settings.pinned < 0 and settings.checkpoint is None
-        self._past_heard = False  # before, an evaluation may seem to be under way that ended long ago
+        free = settings.pinned < 0 and settings.checkpoint is None
+        self._evaluates, self._promotions = free and settings.pool == "evaluation", free and settings.pool == "serving"
+        self.following.promotions = self._promotions
+        self._first = A_PROMOTION if self._promotions else A_RUN
+        self._past_heard = False  # before, what was asked for may be over long ago
+        self._shown: Live | None = None  # what answers requests
         self._awaited = ""  # the version that should serve and is not there, as health says it
         self.live: Live | None = None
         self.run_id = ""
@@ -93,12 +108,16 @@ class WeightsAgent:
     # -- listening ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        topics = [RUNS_CONTROL, POLICIES_PUBLISHED, *([EVALS_REQUESTED, EVALS_FINISHED] if self._evaluates else [])]
+        topics = [RUNS_CONTROL, POLICIES_PUBLISHED]
+        if self._evaluates:
+            topics += [EVALS_REQUESTED, EVALS_FINISHED]
+        if self._promotions:
+            topics.append(POLICIES_PROMOTED)
         deliveries = self.bus.deliveries(topics, group=None, max_in_flight=256)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen(deliveries))
             group.create_task(self._follow())
-            if self._evaluates:
+            if self._evaluates or self._promotions:
                 group.create_task(self._hear_past(deliveries))
 
     async def _listen(self, deliveries: Deliveries) -> None:
@@ -107,6 +126,8 @@ class WeightsAgent:
             match delivery.message:
                 case EvalRequested() | EvalFinished() as message:
                     self.following.evaluation(message)
+                case PolicyPromoted() as message:
+                    self.following.promotion(message)
                 case PolicyPublished() as message:
                     self.following.published(message)
                     self._heard[message.run] = (message.serial, delivery.headers)
@@ -149,7 +170,7 @@ class WeightsAgent:
             await self._start_engine(self.settings.checkpoint)
             await self._serve(0.0)
         else:
-            self.health.wait_on(A_RUN)
+            self.health.wait_on(self._first)
         while True:
             self._changed.clear()  # what is heard from here on is looked at in the next round
             while (run := self._next_run()) is not None:
@@ -161,6 +182,8 @@ class WeightsAgent:
 
     def _preferred(self) -> list[str]:
         """The runs that would rather be served than the one that is, the best first."""
+        if self._promotions and not self._past_heard:
+            return []
         return list(itertools.takewhile(lambda run: run != self.run_id, self.following.runs()))
 
     def _next_run(self) -> str | None:
@@ -196,7 +219,7 @@ class WeightsAgent:
                 self._put_off(run, what, error)
                 return
             await self._start_engine(directory)
-            self.health.clear(A_RUN)
+            self.health.clear(self._first)
         for unread in list(self._unread):
             self._forget(unread)
         self.run_id, self._announced = run, None
@@ -224,9 +247,11 @@ class WeightsAgent:
             await before.stop()
 
     def _asked(self) -> int | None:
-        """The version that somebody asked for: who pinned this replica, or an evaluation under way."""
-        if self.following.pinned is not None or not (self._evaluates and self._past_heard):
+        """The version that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
+        if self.following.pinned is not None or not self._past_heard:
             return self.following.pinned
+        if self._promotions:
+            return self.following.promoted(self.run_id)
         return self.following.evaluated(self.run_id)
 
     def _target(self, asked: int | None) -> tuple[int, Ref | None] | None:
@@ -236,8 +261,10 @@ class WeightsAgent:
             return 0, None
         if asked is not None:
             ref = self._manifest_of(asked)
-            return (asked, ref) if ref is not None or asked == 0 else None
-        if self.settings.pool == "evaluation":  # what serves stays, at first the base
+            if asked == 0 and (ref is None or lost(self.objects, ref) is not None):
+                return 0, None  # what the run began with, not published yet or deleted since: the base has it
+            return None if ref is None else (asked, ref)
+        if self.settings.pool != "rollout":  # what serves stays, at first the base
             assert self.live is not None
             return self.live.serial, self._source
         newest = self.following.newest(self.run_id)
@@ -251,6 +278,9 @@ class WeightsAgent:
             try:
                 asked = self._asked()
                 target = await asyncio.to_thread(self._target, asked)
+                if target is None and asked is not None and self._stays:
+                    serial = asked
+                    raise WeightsError(f"version {asked} of run {self.run_id} is not there")
                 if target is None:
                     self._await(f"version {asked}")
                     return
@@ -268,7 +298,8 @@ class WeightsAgent:
                 log.warning("version_failed", run=self.run_id, serial=serial, failures=failures, error=str(error))
                 if failures == FAILURES_TOLERATED:
                     self._announced = None
-                    self.health.wait_on(WEIGHTS)
+                    if not self._stays:
+                        self.health.wait_on(WEIGHTS)
                     await self._announce(serial, ok=False, reason=str(error))
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(LAST_DELAY_S, delay * 2)
@@ -280,6 +311,11 @@ class WeightsAgent:
             with self._span("serve", serial):
                 await self._serve(pause)
             failures, delay = 0, FIRST_DELAY_S
+
+    @property
+    def _stays(self) -> bool:
+        """Whether what answers requests goes on where another version cannot be had."""
+        return self._promotions and self._shown is not None and self._shown is self.live
 
     def _await(self, version: str) -> None:
         """Health waits on this version, or (empty) on none any more."""
@@ -327,6 +363,7 @@ class WeightsAgent:
         assert self.live is not None
         metrics.SERIAL.set(self.live.serial)
         self._engine.serve(self.live)
+        self._shown = self.live
         self.health.clear(WEIGHTS)
         if self.run_id:
             await self._announce(self.live.serial, pause=pause)

@@ -4,6 +4,7 @@ Invariants:
 - All attempts of a group go to one replica while it is usable (rendezvous hashing), so that their prompt is computed once.
 - A replica is used only while it is in rotation (policies.applied), alive (probed) and its circuit is closed.
 - Nothing below an attempt's policy floor serves it; a pinned attempt is served by exactly its version.
+- Replicas of the pool "serving" answer others: no attempt goes there.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Fleet:
 
     def choose(self, wanted: Wanted, now: float, stay: str = "") -> Replica | None:
         """The replica for this attempt, None while there is none. `stay`: the one that holds its KV, kept if possible."""
-        able = [r for r in self.replicas.values() if r.run == wanted.run and wanted.accepts(r.serial) and r.usable(now)]
+        ours = (r for r in self.replicas.values() if r.run == wanted.run and r.pool != "serving")
+        able = [r for r in ours if wanted.accepts(r.serial) and r.usable(now)]
         if wanted.pinned is None:
             able = [r for r in able if r.pool == "rollout"]
         elif not wanted.spare:

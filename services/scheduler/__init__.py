@@ -3,7 +3,8 @@
 Owns: the ledger (its only writer), the capacity gate, the choice of problems, redelivery of attempts, the life of a run,
     and what of a run's objects is deleted, when nobody needs it.
 Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scored, groups.quarantined, steps.committed,
-    policies.published, policies.applied, runs.control, alerts (those that pause a run; that of a quota is its own).
+    policies.published, policies.applied, policies.promoted (what must be kept), runs.control, alerts (those that pause a run; that
+    of a quota is its own).
     Evaluations (key.purpose == evaluate) are not its business.
 Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (the state that a run is in), alerts.
 

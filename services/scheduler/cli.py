@@ -236,8 +236,8 @@ def sweep(
             "--versions",
             metavar="N",
             min=1,
-            help="Also the weights of all versions but the last N, those that are served, and what these are built from. "
-            "Nobody can go back to a version without weights, evaluate or export it.",
+            help="Also the weights of all versions but the last N, those that are served or were promoted, and what these are "
+            "built from. Nobody can go back to a version without weights, evaluate or export it.",
         ),
     ] = None,
 ) -> None:

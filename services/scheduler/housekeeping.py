@@ -69,8 +69,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """`taken`: after sweeping."""
+    """`taken`: after sweeping. `began`: the counting, Unix seconds."""
 
+    began: float
     standing: Standing
     taken: dict[Kind, int]
     deleted: dict[Kind, int]
@@ -85,7 +86,7 @@ class Housekeeping:
         # A reader's: a transaction of the scheduler's own engine would hold SQLite's write lock.
         self._engine = ledger.connect(config.ledger_url, read_only=True)
         self._objects, self._bus, self._read_config, self._term = objects, bus, read_config, term
-        self._ended: set[str] = set()  # runs that were gone through after they had finished
+        self._ended: dict[str, float] = {}  # runs that were gone through after they had finished -> when they had
         self._said: dict[str, float] = {}  # run -> the stretch of running in which its excess was said
         self._over = threading.Event()
 
@@ -107,14 +108,14 @@ class Housekeeping:
             self._engine.dispose()
 
     async def _round(self) -> None:
-        due: list[tuple[str, bool]] = []
+        due: list[tuple[str, float]] = []
         with _tried():
             due = await _aside(self._due)
-        for run, finished in due:
+        for run, finished_at in due:
             with _tried(run=run):
                 await self._report(run, await _aside(partial(self._count, run)))
-                if finished:
-                    self._ended.add(run)
+                if finished_at:
+                    self._ended[run] = finished_at
 
     async def _report(self, run: str, found: Counted) -> None:
         for kind in Kind:
@@ -122,27 +123,30 @@ class Housekeeping:
             DELETED.labels(run, kind.value).inc(found.deleted[kind])
         standing = found.standing
         QUOTA.labels(run).set(standing.schedule.quota_gb * GB)
+        if standing.state is not RunState.running or standing.running_since > found.began:
+            return  # resumed while it was counted: what is counted may be what made room for it
         alert = exceeded(run, found.taken, standing.schedule.quota_gb)
-        if alert and standing.state is RunState.running and self._said.get(run) != standing.running_since:
+        if alert and self._said.get(run) != standing.running_since:
             await self._bus.publish(ALERTS, run, alert)  # comes back to the scheduler, which pauses the run
             self._said[run] = standing.running_since
 
     # In the thread
 
-    def _due(self) -> list[tuple[str, bool]]:
-        """Runs that are not finished, and once those that are: run, whether it is. A run's last words come first."""
+    def _due(self) -> list[tuple[str, float]]:
+        """Runs that are not finished (0), and once those that are: when they had. A run's last words come first."""
         now = time.time()
         recent = or_(Run.state != RunState.finished, Run.finished_at > now - OVER_S)
         query = select(Run.run_id, Run.state, Run.finished_at).where(recent).order_by(Run.created_at)
         with self._engine.begin() as connection:
             rows = connection.execute(query).all()
         ended = {run: at or now for run, state, at in rows if state == RunState.finished}
-        self._ended &= ended.keys()  # the others were resumed, or are long over
+        # The others were resumed since, perhaps have finished once more, or are long over.
+        self._ended = {run: at for run, at in self._ended.items() if ended.get(run) == at}
         not_yet = {run for run, at in ended.items() if run not in self._ended and at < now - KEEP_FINISHED_S}
-        return [(run, run in ended) for run, _, _ in rows if run not in ended or run in not_yet]
+        return [(run, ended.get(run, 0.0)) for run, _, _ in rows if run not in ended or run in not_yet]
 
     def _count(self, run: str) -> Counted:
-        sizes = {}
+        began, sizes = time.time(), {}
         for key, size in self._objects.sizes(f"runs/{run}/"):
             sizes[key] = size
             self._go_on()
@@ -153,7 +157,7 @@ class Housekeeping:
         deleted = {key: sizes.pop(key) for key in self._delete(run, garbage)}
         if deleted:
             log.info("swept", run=run, objects=len(deleted), bytes=sum(deleted.values()))
-        return Counted(standing, by_kind(sizes), by_kind(deleted))
+        return Counted(began, standing, by_kind(sizes), by_kind(deleted))
 
     def _standing(self, connection: Connection, run: str) -> Standing:
         since = select(func.max(Event.at)).where(Event.run_id == run, Event.subject == "", Event.kind == "run.running")

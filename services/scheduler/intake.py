@@ -22,6 +22,7 @@ from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunSt
 from shared.objects import ObjectDamaged, ObjectMissing
 
 ReadConfig = Callable[[Ref], RunConfig]
+PROMOTED = "policy.promoted"  # an event's kind
 UNREADABLE = (ObjectMissing, ObjectDamaged, ValueError, msgspec.MsgspecError)  # reading again cannot help
 
 
@@ -54,6 +55,8 @@ def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], rea
             publish_policy(ws, message, now)
         case m.PolicyApplied():
             apply_policy(ws, message, now)
+        case m.PolicyPromoted():
+            promote_policy(ws, message, now)
         case m.RunControl():
             control(ws, message, now, read_config)
         case m.Alert():
@@ -276,6 +279,11 @@ def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
     )
     ws.changes.replicas.add(message.replica)
     ws.event(now, "policy.applied", message.replica, message.serial, ok=message.ok, pause_s=message.pause_s)
+
+
+def promote_policy(ws: WorkingSet, message: m.PolicyPromoted, now: float) -> None:
+    """That it ever was: the database keeps one event per version. Its weights stay."""
+    ws.event(now, PROMOTED, str(message.serial), reason=message.reason[:2000], by=message.by[:200])
 
 
 # The run

@@ -2,7 +2,7 @@
 
 Invariants
 - Objects are listed before the ledger is read: what appears later is newer than what the ledger says.
-- The newest version stays, what a replica serves, and what an open evaluation is of.
+- The newest version stays, what a replica serves, what was ever promoted, and what an open evaluation is of.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from services.scheduler.garbage import Garbage, Known, left_behind, routing, versions
+from services.scheduler.intake import PROMOTED
 from services.scheduler.lineage import Fork, Lineage
 from shared.contracts.ids import OPEN_EVALUATIONS, parse_attempt, parse_checkpoint
 from shared.contracts.messages import EvalRequested
-from shared.ledger.models import Attempt, Group, Incarnation, Policy, Replica, Trained
+from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Trained
 from shared.ledger.transitions import GROUP_MOVES, LIVE, GroupState
 from shared.objects import ObjectMissing, Objects
 
@@ -60,6 +61,12 @@ def built_from(connection: Connection, run: str) -> dict[int, int]:
     return {serial: parent for serial, parent in rows}
 
 
+def promoted(connection: Connection, run: str) -> set[int]:
+    """Versions that somebody has promoted: an engine that starts again, or goes back, must find them."""
+    query = select(Event.subject).where(Event.run_id == run, Event.kind == PROMOTED)
+    return {int(serial) for serial in connection.execute(query).scalars()}
+
+
 def evaluated(objects: Objects, run: str) -> set[int]:
     """Versions that evaluations are still of: their engine may have to build one once more."""
     found = set()
@@ -82,7 +89,7 @@ def unneeded(
     if last is not None:
         parents = built_from(connection, run)
         served = connection.execute(select(Replica.serial).where(Replica.run_id == run)).scalars()
-        kept = {*sorted(parents)[-max(1, last) :], *served, *evaluated(objects, run)}
+        kept = {*sorted(parents)[-max(1, last) :], *served, *promoted(connection, run), *evaluated(objects, run)}
         found |= {one.key: one for one in versions(run, keys, parents, kept)}
     return list(found.values())
 

@@ -89,3 +89,16 @@ OPEN_EVALUATIONS = "evals/open/"  # below it `<run>/<eval>.json`: requests whose
 def open_evaluation(run: str, evaluation: str) -> str:
     """Object-store key of an evaluation's request, there from its acceptance until its report is announced."""
     return f"{OPEN_EVALUATIONS}{run}/{evaluation}.json"
+
+
+REPORT = "report.json"  # below an `evaluation_prefix`, once it has ended
+
+
+def evaluations(run: str) -> str:
+    """Object-store prefix of all evaluations of a run."""
+    return f"runs/{run}/evals/"
+
+
+def evaluation_prefix(run: str, evaluation: str) -> str:
+    """Object-store prefix of what came of one."""
+    return f"{evaluations(run)}{evaluation}"

@@ -215,12 +215,21 @@ class PolicyApplied(_Message, frozen=True, kw_only=True):
 
     replica: str
     url: str
-    pool: Literal["rollout", "evaluation"] = "rollout"
+    pool: Literal["rollout", "evaluation", "serving"] = "rollout"
     on_request: bool = False  # it goes to the version that an evaluation is of
     serial: NumberOrNone
     pause_s: float = 0.0
     ok: bool = True
     reason: str = ""
+
+
+class PolicyPromoted(_Message, frozen=True, kw_only=True):
+    """A person's word: replicas of the pool "serving" serve this version from now on, whichever is newer. The last one holds,
+    of whatever run; the weights of what was ever promoted are kept."""
+
+    serial: Number
+    reason: str = ""
+    by: str = ""  # as in RunControl
 
 
 class EvalRequested(_Message, frozen=True, kw_only=True):

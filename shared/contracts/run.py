@@ -102,8 +102,8 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     pause_on: list[str] = msgspec.field(default_factory=list)
     max_steps: int = 0  # the run ends after so many; 0: no limit
     minutes: float = 0.0  # the run ends after so many, first request to last publication; 0: no limit
-    # Weights of older versions are deleted while the run goes on, but for what is served, evaluated or needed to build one
-    # that stays; nobody can go back to the others. Leave some, for whoever is just fetching one. 0: all stay
+    # Weights of older versions are deleted while the run goes on, but for what is served, promoted, evaluated or needed to
+    # build one that stays; nobody can go back to the others. Leave some, for whoever is just fetching one. 0: all stay
     keep_versions: int = 0
     # GB (1e9 bytes); a run whose objects take more, after what nobody needs was deleted, is paused with the alert
     # quota_exceeded (docs/runs.md). 0: no quota

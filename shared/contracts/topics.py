@@ -52,6 +52,7 @@ STEPS_COMMITTED = Topic("steps.committed", (m.StepCommitted, m.IncarnationStarte
 # for good (their names are new with every start on some clusters) are forgotten after a month.
 POLICIES_PUBLISHED = Topic("policies.published", (m.PolicyPublished,), partitions=1, retention_h=YEAR_H)
 POLICIES_APPLIED = Topic("policies.applied", (m.PolicyApplied,), partitions=1, compacted=True, retention_h=24 * 30)
+POLICIES_PROMOTED = Topic("policies.promoted", (m.PolicyPromoted,), partitions=1, retention_h=YEAR_H)
 EVALS_REQUESTED = Topic("evals.requested", (m.EvalRequested,), partitions=1, retention_h=YEAR_H)
 EVALS_FINISHED = Topic("evals.finished", (m.EvalFinished,), partitions=1, retention_h=YEAR_H)
 RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1, retention_h=YEAR_H)
@@ -93,6 +94,7 @@ SERVICES = {
                 STEPS_COMMITTED,
                 POLICIES_PUBLISHED,
                 POLICIES_APPLIED,
+                POLICIES_PROMOTED,
                 RUNS_CONTROL,
                 ALERTS,
             )
@@ -104,7 +106,8 @@ SERVICES = {
         takes={"rollout": (ROLLOUTS_REQUESTED,)},
     ),
     "inference": Access(
-        writes=(POLICIES_APPLIED,), hears=(RUNS_CONTROL, POLICIES_PUBLISHED, EVALS_REQUESTED, EVALS_FINISHED)
+        writes=(POLICIES_APPLIED,),
+        hears=(RUNS_CONTROL, POLICIES_PUBLISHED, POLICIES_PROMOTED, EVALS_REQUESTED, EVALS_FINISHED),
     ),
     "reward": Access(writes=(ROLLOUTS_SCORED, ALERTS), hears=(RUNS_CONTROL,), takes={"reward": (ROLLOUTS_FINISHED,)}),
     "grader": Access(),  # it hears by Celery and answers by the object store
@@ -139,7 +142,7 @@ SERVICES["console"] = Access(
 _LETTERS = tuple(Topic(topic.dead_letter, (), partitions=1, retention_h=YEAR_H) for topic in TOPICS.values())
 PEOPLE = {
     "cli": Access(  # `etude start`, `stop`, …, `demo`, `eval`
-        writes=(RUNS_CONTROL, EVALS_REQUESTED),
+        writes=(RUNS_CONTROL, POLICIES_PROMOTED, EVALS_REQUESTED),
         hears=(
             RUNS_CONTROL,
             ROLLOUTS_REQUESTED,
@@ -149,6 +152,7 @@ PEOPLE = {
             STEPS_COMMITTED,
             POLICIES_PUBLISHED,
             POLICIES_APPLIED,
+            POLICIES_PROMOTED,
             EVALS_FINISHED,
             ALERTS,
         ),

@@ -22,7 +22,7 @@ from shared.weights.manifest import (
     WeightsError,
     checksum,
 )
-from shared.weights.store import Version, apply, highest_serial, publish, read_manifest, read_payload, rebuild
+from shared.weights.store import Version, apply, highest_serial, lost, publish, read_manifest, read_payload, rebuild
 
 __all__ = [
     "ChainBroken",
@@ -36,6 +36,7 @@ __all__ = [
     "apply",
     "checksum",
     "highest_serial",
+    "lost",
     "publish",
     "read_manifest",
     "read_payload",

@@ -286,6 +286,19 @@ def _check_same(manifest: Manifest, tensors: Tensors) -> None:
             raise ChainBroken(f"tensor {name!r}: what was given is not serial {manifest.serial}")
 
 
+def lost(objects: Objects, target: Ref) -> int | None:
+    """The version whose weights are not there any more, so that `target` cannot be built; None: everything is. Names are
+    looked at, no payload is read. Raises WeightsError for a manifest that is missing or damaged."""
+    while True:
+        manifest = read_manifest(objects, target)
+        there = set(objects.list(f"{policy_prefix(manifest.run, manifest.serial)}/"))
+        if any(part.key not in there for part in manifest.parts):
+            return manifest.serial
+        if manifest.parent_manifest is None:
+            return None
+        target = manifest.parent_manifest
+
+
 def highest_serial(objects: Objects, run: str) -> int:
     """Highest serial ever published in the run (that has a manifest); -1: none. The next publication takes one more."""
     root, end = f"runs/{run}/policies/", "/manifest.json"

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import EvalFinished, EvalRequested, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, RunControl
 from shared.contracts.run import Ref
-from shared.contracts.topics import EVALS_FINISHED, EVALS_REQUESTED, RUNS_CONTROL
+from shared.contracts.topics import EVALS_FINISHED, EVALS_REQUESTED, POLICIES_PROMOTED, RUNS_CONTROL
 from shared.model import causal_rows
 from shared.weights import read_manifest
 from tests.integration.engine_platform import (
@@ -413,6 +413,22 @@ def test_an_evaluation_replica_serves_exactly_what_it_is_pinned_to(tmp_path):
     run(test, tmp_path)
 
 
+def test_the_policy_that_a_run_began_with_is_served_also_when_its_published_weights_are_deleted(tmp_path):
+    async def test(p: Platform) -> None:
+        for serial in range(2):
+            p.write_version(serial, None)
+            await p.announce(serial)
+        for key in list(p.objects.list(f"{policy_prefix(RUN, 0)}/0")):
+            p.objects.delete(key)
+        await p.start_run()
+        async with p.replica(pool="evaluation", pinned=0) as replica:
+            await p.applied(0)
+            checked = (await ask(replica.health.url, "/weights_checker", {}))[1]
+            assert checked["checksum"] == read_manifest(p.objects, p.versions[0].manifest).checksum
+
+    run(test, tmp_path)
+
+
 def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_stays(tmp_path):
     async def test(p: Platform) -> None:
         ref = Ref(key="x", size=1, checksum="0" * 32)
@@ -442,6 +458,45 @@ def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_sta
             await p.bus.publish(EVALS_REQUESTED, RUN, asked("third", 3))
             _, seen = await p.applied(3, after=seen)
             assert seen == 4  # none for the evaluation that was over, nor the base in between
+
+    run(test, tmp_path)
+
+
+def test_an_engine_that_serves_others_goes_where_a_version_is_promoted_and_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        async def promote(serial: int) -> None:
+            await p.bus.publish(POLICIES_PROMOTED, RUN, PolicyPromoted(run=RUN, serial=serial, by="test"))
+
+        for serial in range(4):
+            p.write_version(serial, serial - 1 if serial else None)
+            await p.announce(serial, serial - 1)
+        await p.start_run()
+        async with p.replica(pool="serving") as replica:
+            url = replica.health.url
+            while "a version to be promoted (policies.promoted)" not in str(await ask(url, "/readyz")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await promote(2)
+            message, seen = await p.applied(2)
+            assert (message.pool, message.on_request, seen) == ("serving", False, 1)  # not a version before
+            await p.start_run("r-20260101T000100-0002")
+            p.write_version(4, 3)
+            await p.announce(4, 3)
+            await promote(9)
+            message, seen = await p.applied(9, ok=False, after=seen)
+            assert "version 9" in message.reason
+            assert (await ask(url, "/readyz"))[0] == 200  # what it has goes on
+            assert (await ask(url, "/model_info"))[1]["serial"] == 2
+            await promote(1)
+            _, seen = await p.applied(1, after=seen)
+        await promote(3)
+        async with p.replica(pool="serving"):
+            message, after = await p.applied(3, after=seen)
+            assert (message.run, after - seen) == (
+                RUN,
+                2,
+            )  # the farewell of the one before, and none of the old promotions
 
     run(test, tmp_path)
 

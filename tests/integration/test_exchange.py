@@ -23,6 +23,7 @@ from etude.demo.prepare import DemoError
 from etude.exchange import NotExchanged
 from services.trainer.base.tokenizer import train
 from shared import weights
+from shared.contracts.ids import REPORT, evaluation_prefix
 from shared.contracts.run import Ref, RunConfig
 from shared.formats.registry import load_format
 from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors, save_checkpoint
@@ -274,8 +275,17 @@ def test_on_the_command_line_errors_are_one_text_and_a_code(checkpoint: Path, tm
     code, said = etude("export", "r-none", "--out", str(tmp_path / "none"))
     assert (code, "neither a directory" in said) == (1, True)
     code, said = etude("export", f"{RUN}@x", "--out", str(tmp_path / "none"))
-    assert (code, "allowed: RUN, RUN@VERSION" in said) == (1, True)
+    assert (code, "found 'x'; allowed: a number, or best" in said) == (1, True)
+    code, said = etude("export", f"{RUN}@best", "--out", str(tmp_path / "none"))
+    assert (code, "found measured nothing" in said) == (1, True)
     assert not (tmp_path / "none").exists()
+    for serial, solved in enumerate((2, 1)):
+        figures = {"pass_at_1": solved / 2, "pass_at_1_low": 0.0, "pass_at_1_high": 1.0, "samples": 2.0, "problems": 1.0,
+                   "k": 2.0, "best_of_k": 1.0, "first_edit": 0.0, "attempts": 2.0, "infrastructure_errors": 0.0}  # fmt: skip
+        report = {"serial": serial, "figures": figures, "problems": {"p": {"samples": 2, "solved": solved}}}
+        objects.put(f"{evaluation_prefix(RUN, f'e{serial}')}/{REPORT}", json.dumps(report).encode())
+    code, said = etude("export", RUN, "--version", "best", "--out", str(tmp_path / "best"))
+    assert (code, "version 0 (step 0)" in said, "is the best of 2 that were measured so" in said) == (0, True, True)
     code, said = etude("import", str(out), "--name", "mine")
     assert (code, "etude start --base mine" in said) == (0, True)
     assert etude("export", "checkpoints/mine", "--out", str(tmp_path / "again"))[0] == 0

@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import zstandard
 
 from etude import measuring
 from etude.measuring import Known, Refused
 from shared import objects as stores
+from shared import weights
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.contracts.ids import REPORT, evaluation_prefix, policy_prefix
 from shared.contracts.run import Ref
 from shared.settings import ServiceSettings
 from tests.unit.etude.test_run_commands import A, B, Folder, folder
@@ -102,9 +105,8 @@ async def evaluator(here: Folder, solved: dict[int, list[int]]) -> AsyncIterator
             figures = {"pass_at_1": share, "pass_at_1_low": 0.0, "pass_at_1_high": 1.0, "first_edit": 0.25, "best_of_k": 0.5,
                        "k": float(request.samples), "problems": float(len(rows)), "samples": float(request.samples),
                        "infrastructure_errors": 0.0, "attempts": float(len(rows) * request.samples)}  # fmt: skip
-            report = objects.put(
-                f"evals/{request.eval}.json", json.dumps({"figures": figures, "problems": rows}).encode()
-            )
+            data = json.dumps({"serial": request.serial, "figures": figures, "problems": rows}).encode()
+            report = objects.put(f"{evaluation_prefix(request.run, request.eval)}/{REPORT}", data)
             ended = m.EvalFinished(
                 run=request.run, eval=request.eval, serial=request.serial, report=report, figures=figures
             )
@@ -140,7 +142,7 @@ def test_versions_are_measured_once_and_stand_beside_each_other(tmp_path: Path) 
                     assert done.exit_code == 0, done.output
                     if serial == 0:
                         assert json.loads(out.read_text())[0]["gain"] is None
-                        await here.say(t.POLICIES_PUBLISHED, published(1, 1))
+                        await publish_weights(here, 1)
                 assert [(one.eval, one.serial, one.problems, one.samples) for one in asked] == [
                     ("version-0-3x2", 0, 3, 2),
                     ("version-1-3x2", 1, 3, 2),
@@ -155,6 +157,53 @@ def test_versions_are_measured_once_and_stand_beside_each_other(tmp_path: Path) 
             assert "+33.3 [" in done.stdout
 
     asyncio.run(scenario())
+
+
+def test_several_versions_are_measured_in_one_go_and_the_best_is_chosen_without_measuring(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here:
+            await start_with_held_out(here)
+            for serial in range(5):
+                await publish_weights(here, serial)
+            gone = stores.connect(ServiceSettings(state=here.state).objects_url)
+            for key in list(gone.list(f"{policy_prefix(A, 2)}/0")):
+                gone.delete(key)
+            await here.say(t.POLICIES_APPLIED, served(A, 0, "evaluation", on_request=True))
+            solved = {0: [0, 0, 0], 1: [1, 1, 1], 3: [2, 2, 2], 4: [1, 1, 1]}
+            async with evaluator(here, solved) as asked:
+                nothing = await here.etude("measure", "--best")
+                assert (nothing.exit_code, "found measured nothing" in nothing.output) == (1, True)
+                done = await here.etude("measure", "--versions", "3, 1", "--samples", "2")
+                assert done.exit_code == 0, done.output
+                done = await here.etude("measure", "--every", "2", "--samples", "2")
+                assert done.exit_code == 0, done.output
+                assert [one.serial for one in asked] == [3, 1, 0, 4]  # nobody can build version 2
+                deleted = await here.etude("measure", "--version", "2", "--samples", "2")
+                assert (deleted.exit_code, "its weights are deleted" in " ".join(deleted.output.split())) == (1, True)
+                both = await here.etude("measure", "--version", "2", "--best")
+                assert (both.exit_code, "at most one of them" in " ".join(both.output.split())) == (2, True)
+                assert len(asked) == 4
+            out = tmp_path / "best.json"
+            best = await here.etude("measure", "--best", "--json", str(out))
+            assert best.exit_code == 0, best.output
+            assert f"{A}: version 3, 100.0% [0.0%, 100.0%] of 3 × 2, is the best of 4" in best.stdout
+            said = json.loads(out.read_text())
+            assert (said["version"], said["step"], said["newest"], said["deleted"]) == (3, 3, 4, False)
+            assert said["gains"]["4"]["mean"] == pytest.approx(0.5)
+
+            async with here.trainer(lambda: here.publish(3, incarnation=1, first=5)):
+                back = await here.etude("rollback", "--to", "best")
+            assert (back.exit_code, "version 3 (step 3)" in back.stdout) == (0, True), back.output
+            odd = await here.etude("rollback", "--to", "newest")
+            assert (odd.exit_code, "found 'newest'; allowed: a number, or best" in odd.output) == (1, True)
+
+    asyncio.run(scenario())
+
+
+async def publish_weights(here: Folder, serial: int) -> None:
+    objects = stores.connect(ServiceSettings(state=here.state).objects_url)
+    ref = weights.publish(objects, A, serial, 0, serial, None, {"w": np.full(4, serial, np.float32)})
+    await here.say(t.POLICIES_PUBLISHED, msgspec.structs.replace(published(serial, serial), manifest=ref))
 
 
 def test_where_no_engine_serves_the_version_nothing_is_asked_for(
@@ -196,7 +245,8 @@ def test_with_a_canary_all_go_back_only_where_the_version_is_measured_to_be_no_w
     async def scenario() -> None:
         async with folder(tmp_path, scheduler=False) as here, evaluator(here, solved) as asked:
             await start_with_held_out(here)
-            await here.publish(0, 1, 2)
+            for serial in range(3):
+                await publish_weights(here, serial)
             await here.say(t.POLICIES_APPLIED, served(A, 2))
 
             back = ["rollback", "--to", "1", "--canary", "--samples", "2", "--reason", "it fell", *words]

@@ -9,7 +9,7 @@ import pytest
 
 from services.inference.following import Following
 from services.inference.wire import version_spans
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished, RunControl
 from shared.contracts.run import Ref
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
@@ -96,3 +96,23 @@ def test_evaluations_are_served_in_the_order_in_which_they_were_asked_for() -> N
     assert following.evaluated("a") == 2
     following.evaluation(ended("second"))
     assert following.evaluated("a") is None
+
+
+def test_where_promotions_are_followed_the_last_one_holds_whatever_is_started_or_published():
+    following = Following(promotions=True)
+    for run in ("a", "b"):
+        following.control(start(run))
+        following.published(version(run, 0, 7))
+    assert following.runs() == []
+    for run, serial in (("a", 3), ("b", 5), ("a", 2)):
+        following.promotion(PolicyPromoted(run=run, serial=serial))
+    following.control(RunControl(run="a", action="finished"))
+    following.control(start("c"))
+    assert following.runs() == ["a"]
+    assert (following.promoted("a"), following.promoted("b")) == (2, None)
+    following.promotion(PolicyPromoted(run="d", serial=1))
+    assert following.runs() == []  # nobody has heard of its start yet
+    only = Following(run="b", promotions=True, started={"a": REF, "b": REF})
+    for run in ("b", "a"):
+        only.promotion(PolicyPromoted(run=run, serial=1))
+    assert only.runs() == ["b"]

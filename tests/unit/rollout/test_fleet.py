@@ -61,6 +61,12 @@ def test_training_never_uses_the_evaluation_pool() -> None:
     assert chosen(fleet(("eval", "evaluation", 3)), Wanted("r", "g", 0)) is None
 
 
+def test_no_attempt_goes_to_an_engine_that_serves_others() -> None:
+    made = fleet(("serves", "serving", 3))
+    for wanted in (Wanted("r", "g", 0), Wanted("r", "g", 3, pinned=3), Wanted("r", "g", 3, pinned=3, spare=True)):
+        assert chosen(made, wanted) is None
+
+
 def test_a_session_stays_with_its_kv() -> None:
     made = fleet(("a", "rollout", 1), ("b", "rollout", 1))
     other = {"a": "b", "b": "a"}

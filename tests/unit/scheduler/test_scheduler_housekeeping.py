@@ -27,7 +27,7 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.ids import attempt_prefix, checkpoint_prefix, policy_prefix
 from shared.contracts.run import Ref, RunConfig
-from shared.ledger.models import Attempt, LeaseRow, Policy, Run
+from shared.ledger.models import Attempt, Event, LeaseRow, Policy, Run
 from shared.objects import ObjectsUnavailable
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
@@ -167,6 +167,72 @@ def test_a_run_that_is_finished_is_gone_through_once(told: Engine, tmp_path: Pat
             await asyncio.sleep(20 * OFTEN_S)
         assert objects.listed == 1
         assert list(objects.list("")) == []
+
+    asyncio.run(story())
+
+
+def test_a_run_that_was_resumed_and_has_finished_once_more_is_gone_through_once_more(
+    told: Engine, tmp_path: Path, objects: Counting
+) -> None:
+    def finish(seconds_ago: float) -> None:
+        with told.begin() as connection:
+            connection.execute(update(Run).values(state="finished", finished_at=time.time() - seconds_ago))
+
+    lead(told, 1)
+
+    async def story() -> None:
+        finish(KEEP_FINISHED_S + 60)
+        async with keeping(tmp_path, objects):
+            await until(lambda: objects.listed, "last round")
+            late = put(objects, attempt_prefix("r", "a-dropped", 0) + "/routing-1.zst")
+            await asyncio.sleep(20 * OFTEN_S)
+            assert (objects.listed, set(objects.list(""))) == (1, late)
+            finish(KEEP_FINISHED_S + 30)  # both words between two looks
+            await until(lambda: not list(objects.list("")), "the round after its second end")
+
+    asyncio.run(story())
+
+
+def test_a_run_that_is_resumed_while_it_is_counted_is_not_paused_for_what_made_room_for_it(
+    told: Engine, tmp_path: Path
+) -> None:
+    class Clearing(Counting):
+        def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+            found = list(super().sizes(prefix))
+            if self.listed == 1:
+                for key, _ in found:
+                    self.delete(key)
+                running(told, time.time())
+            yield from found
+
+    def running(engine: Engine, at: float) -> None:
+        once = {"run_id": "r", "kind": "run.running", "subject": "", "data": {}, "at": at}
+        with engine.begin() as connection:
+            number = connection.execute(text("SELECT COUNT(*) FROM events")).scalar_one()
+            connection.execute(insert(Event).values(once | {"sequence": number, "epoch": number}))
+
+    objects = Clearing(tmp_path / "objects")
+    put(objects, "runs/r/base/model")
+    running(told, time.time() - 60)
+    lead(told, 1)
+
+    async def story() -> None:
+        bus, said = buses.connect(SchedulerConfig(state=tmp_path).bus_url, client="test"), list[str]()
+
+        async def hear() -> None:
+            async for delivery in bus.deliveries([t.ALERTS], None, 8):
+                said.append(delivery.message.name)
+                delivery.done()
+
+        hearing = asyncio.create_task(hear())
+        async with keeping(tmp_path, objects, config(quota_gb=5e-9)):
+            await rounds(objects, 3)
+            await bus.publish(t.ALERTS, "r", m.Alert(run="r", name="heard so far", severity="info", what=""))
+            await until(lambda: said == ["heard so far"], "the alerts so far")
+            put(objects, "runs/r/base/model")  # now it is more than it may be
+            await until(lambda: said[1:] == ["quota_exceeded"], "the alert")
+        hearing.cancel()
+        await bus.close()
 
     asyncio.run(story())
 

@@ -101,6 +101,19 @@ def test_nothing_is_asked_for_before_a_replica_serves_the_base_policy(engine: En
     assert {type(said) for said in room.said} == {m.RolloutRequested}
 
 
+def test_which_versions_were_promoted_is_kept_and_by_whom_and_said_twice_it_is_one_fact(room: Room) -> None:
+    word = m.PolicyPromoted(run=RUN, serial=0, by="ann", reason="release")
+    assert room.tell(word, m.PolicyPromoted(run=RUN, serial=7), word) == []
+    with room.engine.begin() as connection:
+        rows = connection.execute(
+            text("SELECT subject, data FROM events WHERE kind = 'policy.promoted' ORDER BY subject")
+        )
+        found = [tuple(row) for row in rows]
+    assert [subject for subject, _ in found] == ["0", "7"]
+    assert '"ann"' in str(found[0][1]).replace("'", '"')
+    assert room.tell(m.PolicyPromoted(run="r-unknown", serial=1)) == ["run 'r-unknown': the ledger never heard of it"]
+
+
 def test_a_request_names_what_the_worker_needs(room: Room) -> None:
     requests = [said for said in room.said if isinstance(said, m.RolloutRequested)]
     assert len(requests) == GROUPS_AHEAD * 4  # of the (0 + 2 + 1) steps of 3 groups of 4 that the gate has room for

@@ -19,7 +19,7 @@ from shared import weights
 from shared.contracts.ids import checkpoint_prefix, open_evaluation, policy_prefix
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref
-from shared.ledger.models import Attempt, Group, Incarnation, Policy, Replica, Run, Step, Trained
+from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Run, Step, Trained
 from tests.contract.test_ledger import ATTEMPT, GROUP, T
 
 REF = Ref(key="k", size=1, checksum="c" * 32)
@@ -133,7 +133,7 @@ def test_every_version_that_stays_can_be_built(bases: list[bool], kept: set[int]
     assert needed(parents, parents) == set(parents)
 
 
-def test_what_is_served_or_evaluated_and_the_newest_are_rebuilt_after_the_others_went(
+def test_what_is_served_promoted_or_evaluated_and_the_newest_are_rebuilt_after_the_others_went(
     told: Engine, tmp_path: Path
 ) -> None:
     objects = stores.connect(f"file:{tmp_path / 'objects'}")
@@ -151,11 +151,21 @@ def test_what_is_served_or_evaluated_and_the_newest_are_rebuilt_after_the_others
             connection.execute(insert(Policy).values(row | {"parent": parent, "manifest": one.manifest}))
         replica = {"run_id": "r", "replica": "i", "pool": "rollout", "serial": 4, "ok": True, "url": "", "pause_s": 0.0}
         connection.execute(insert(Replica).values(replica | {"applied_at": 0.0, "reason": ""}))
+        once = {
+            "run_id": "r",
+            "sequence": 1,
+            "at": 0.0,
+            "kind": "policy.promoted",
+            "subject": "5",
+            "epoch": 0,
+            "data": {},
+        }
+        connection.execute(insert(Event).values(once))
         asked = EvalRequested(run="r", eval="e", serial=1, pack=REF, pack_hidden=REF)
         objects.put(open_evaluation("r", "e"), msgspec.json.encode(asked))
         sweep(connection, objects, "r", delete=True, last=1)
     for one in published:
-        if one.serial in (0, 1, 3, 4, 6, 7, 8):
+        if one.serial in (0, 1, 3, 4, 5, 6, 7, 8):
             assert weights.rebuild(objects, one.manifest)["w"].tobytes() == one.tensors["w"].tobytes()
         else:
             with pytest.raises(weights.WeightsError):

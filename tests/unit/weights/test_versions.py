@@ -203,6 +203,15 @@ def test_a_missing_payload_breaks_the_chain(chain: Chain) -> None:
         weights.rebuild(chain.objects, chain.refs[3])
 
 
+def test_whether_a_version_can_still_be_built_is_known_without_reading_its_weights(chain: Chain) -> None:
+    assert [weights.lost(chain.objects, ref) for ref in chain.refs] == [None] * 4
+    chain.objects.delete(weights.read_manifest(chain.objects, chain.refs[2]).parts[0].key)
+    assert [weights.lost(chain.objects, ref) for ref in chain.refs] == [None, None, 2, 2]
+    chain.objects.delete(chain.refs[1].key)
+    with pytest.raises(ChainBroken, match="00000001"):
+        weights.lost(chain.objects, chain.refs[1])
+
+
 def test_a_swapped_parent_breaks_the_chain(chain: Chain) -> None:
     """Another manifest under the parent's key, whole in itself, is not what the child was built on."""
     manifest = weights.read_manifest(chain.objects, chain.refs[2])
