@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,8 +33,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "regex": (None, ""),
     "json_schema": (None, ""),
     "ebnf": (None, ""),
+    "structural_tag": (None, ""),
+    "custom_params": (None, {}),
     "n": (1, None),
 }
+# What clients of SGLang send along, and has no part in which tokens are sampled: of the text, of which there is none, and of
+# how often a stream tells.
+HARMLESS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
+SLIP = 0.8  # how alike two names are where one is taken for a slip of the other: `store` is none of `stop`
+MOST_SHOWN = 80  # characters of what was found; and nothing so long is the slip of a name
 BIASED = "Only plain temperature sampling is served: anything else biases the importance ratios of training"
 
 
@@ -85,16 +93,22 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _SAMPLING = msgspec.json.Decoder(SamplingParams)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SERVED = SamplingParams.__struct_fields__
 
 
 def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
     """Raises BadRequest."""
     try:
-        request = _GENERATE.decode(body)
+        request, top = _GENERATE.decode(body), _FIELDS.decode(body)
+        if misplaced := next((name for name in top if name in _SERVED or name in NEUTRAL), None):
+            raise BadRequest(f"{misplaced}: found beside sampling_params; allowed: in sampling_params")
+        refuse_slips(top, GenerateRequest.__struct_fields__)
         fields = msgspec.json.decode(request.sampling_params)
         if not isinstance(fields, dict):
             raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
         refuse_others(fields, NEUTRAL, where="sampling_params.", why=BIASED)
+        refuse_unknown(fields, _SERVED, {*NEUTRAL, *HARMLESS}, where="sampling_params.")
         sampling = _SAMPLING.decode(request.sampling_params)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
@@ -116,6 +130,33 @@ def refuse_others(
     for name, allowed in neutral.items():
         if name in fields and fields[name] not in allowed:
             raise BadRequest(f"{where}{name}: found {fields[name]!r}; allowed: {allowed[0]!r}{why and f'. {why}'}")
+
+
+def refuse_unknown(fields: Mapping[str, Any], served: Iterable[str], taken: Iterable[str], *, where: str) -> None:
+    """Raises BadRequest for the first field that is neither `served` nor `taken` (known, without effect): left out in silence,
+    something else would be sampled than was asked for."""
+    served, known = list(served), {*served, *taken}
+    for name in fields:
+        if name not in known:
+            hint = f". Did you mean {like}?" if (like := _like(name, known)) else ""
+            found = repr(fields[name])[:MOST_SHOWN]
+            raise BadRequest(
+                f"{where}{name[:MOST_SHOWN]}: found {found}, but no engine knows it; allowed: {', '.join(served)}{hint}"
+            )
+
+
+def refuse_slips(fields: Iterable[str], known: Iterable[str]) -> None:
+    """Raises BadRequest for the first field that is none of the `known`, and almost one of them. Others are let pass: clients
+    send much that has no part in what is sampled."""
+    known = set(known)
+    for name in fields:
+        if name not in known and (like := _like(name, known, SLIP)):
+            raise BadRequest(f"{name}: no field of this request. Did you mean {like}?")
+
+
+def _like(name: str, known: Iterable[str], close: float = 0.6) -> str:
+    """The nearest of the known names; "": none is near."""
+    return next(iter(get_close_matches(name, sorted(known), 1, close)), "") if len(name) <= MOST_SHOWN else ""
 
 
 def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:

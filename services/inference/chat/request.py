@@ -1,7 +1,8 @@
 """What /v1/chat/completions is asked, in OpenAI's words: read, and refused where it cannot be served as asked. Pure.
 
-As of /generate: fields that nobody here knows are ignored; those that would change the distribution, or the form of the
-answer, are refused unless they ask for what is done anyway. Errors name the field, what was found and what is allowed.
+Fields that would change the distribution, the prompt or the form of the answer are refused unless they ask for what is done
+anyway, and so is what is almost the name of a field that is read. Others are ignored: OpenAI's clients send much that an
+engine has no use for. Errors name the field, what was found and what is allowed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from services.inference.wire import BIASED, NEUTRAL, BadRequest, refuse_others
+from services.inference.wire import BIASED, NEUTRAL, BadRequest, refuse_others, refuse_slips
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CHOICES = ("none", "auto")
@@ -28,6 +29,27 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "modalities": (["text"], None),
     "audio": (None,),
+}
+# What clients of SGLang and vLLM ask for beside OpenAI's fields, of another distribution, another end or another prompt.
+BESIDE: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1, None),
+    "min_tokens": (0, None),
+    "best_of": (1, None),
+    "use_beam_search": (False, None),
+    "ignore_eos": (False, None),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None, []),
+    "guided_json": (None,),
+    "guided_regex": (None, ""),
+    "guided_choice": (None, []),
+    "guided_grammar": (None, ""),
+    "structured_outputs": (None, {}),
+    "logits_processors": (None, []),
+    "custom_logit_processor": (None, ""),
+    "lora_path": (None, ""),
+    "continue_final_message": (False, None),
+    "add_generation_prompt": (True, None),
 }
 
 
@@ -115,6 +137,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SAMPLING = {name: allowed for name, allowed in NEUTRAL.items() if name != "stop"}  # served here, in text
+_KNOWN = {*ChatRequest.__struct_fields__, *NEUTRAL, *PLAIN, *BESIDE}
 
 
 def read(body: bytes) -> ChatRequest:
@@ -122,8 +145,9 @@ def read(body: bytes) -> ChatRequest:
     try:
         asked = _DECODER.decode(body or b"{}")
         fields = _FIELDS.decode(body or b"{}")
-        for neutral, why in ((_SAMPLING, BIASED), (PLAIN, "")):
+        for neutral, why in ((_SAMPLING, BIASED), (PLAIN, ""), (BESIDE, "")):
             refuse_others({n: msgspec.json.decode(fields[n]) for n in neutral if n in fields}, neutral, why=why)
+        refuse_slips(fields, _KNOWN)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
     except RecursionError:

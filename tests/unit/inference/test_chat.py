@@ -264,6 +264,11 @@ def test_a_checkpoint_that_cannot_speak_says_what_it_lacks_and_what_to_do(tmp_pa
         ({"top_p": 0.9}, ["top_p", "0.9", "allowed: 1", "importance ratios"]),
         ({"presence_penalty": 1}, ["presence_penalty", "allowed: 0"]),
         ({"logit_bias": {"5": 3}}, ["logit_bias"]),
+        ({"temprature": 0.2}, ["temprature", "Did you mean temperature"]),
+        ({"maxTokens": 5}, ["maxTokens", "Did you mean max_tokens"]),
+        ({"typical_p": 0.5}, ["typical_p", "0.5", "allowed: 1"]),
+        ({"ignore_eos": True}, ["ignore_eos", "True", "allowed: False"]),
+        ({"guided_json": {"type": "object"}}, ["guided_json", "allowed: None"]),
         ({"top_logprobs": 5}, ["top_logprobs", "5", "allowed: 0"]),
         ({"response_format": {"type": "json_object"}}, ["response_format", "json_object"]),
         ({"temperature": -1}, ["temperature", "-1", "0..100"]),
@@ -288,6 +293,12 @@ def test_what_cannot_be_served_is_refused_by_field_value_and_what_is_allowed(spe
     [
         {"top_p": 1, "n": 1, "presence_penalty": 0.0, "logit_bias": None, "response_format": {"type": "text"}},
         {"user": "somebody", "metadata": {"a": 1}, "store": False, "unheard_of": [1]},
+        {name: "x" for name in ("service_tier", "prompt_cache_key", "safety_identifier", "prediction", "verbosity")},
+        {
+            name: "x"
+            for name in ("reasoning_effort", "web_search_options", "max_tool_calls", "priority", "rid", "cache_salt")
+        },
+        {"typical_p": 1.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "skip_special_tokens": False},
         {"tool_choice": "auto", "parallel_tool_calls": True, "top_logprobs": 0, "stop": None, "stream": None},
     ],
 )
