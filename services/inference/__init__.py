@@ -17,5 +17,6 @@ Invariants:
   position, the experts that were used; a request also the oldest serial whose keys and values it read.
 - What serves is, bit for bit, the published version: the checksum of the live weights is compared with the manifest.
 - A session keeps its cache over a swap; a new session never hits entries of another `extra_key`.
-- A client that goes away frees its row. Only plain temperature sampling: top-p, top-k and penalties are refused.
+- A client that goes away, or neither sends nor reads (`limits`), frees its row.
+- Only plain temperature sampling: top-p, top-k, penalties and what no engine knows are refused.
 """

@@ -12,6 +12,7 @@ from aiohttp import web
 from services.inference import metrics
 from services.inference.contract import DISCONNECT_CHECK_S, Contract, SoFar
 from services.inference.engine import Engine, Overloaded
+from services.inference.limits import body_of
 from services.inference.live import Facts
 from services.inference.request import Request, Result
 from services.inference.wire import (
@@ -136,7 +137,7 @@ class Server(Contract):
 
     async def abort(self, http: web.Request) -> web.Response:
         """Also while draining: what nobody waits for need not be waited for."""
-        asked, engine = decode(AbortRequest, await http.read()), self._served()
+        asked, engine = decode(AbortRequest, await body_of(http)), self._served()
         if asked.abort_all:
             await asyncio.wrap_future(engine.abort_all("aborted on request"))
         elif asked.rid in self._by_rid:

@@ -20,6 +20,7 @@ from services.inference.chat import request, template
 from services.inference.chat.talk import Talk
 from services.inference.errors import errors
 from services.inference.events import Events, streamed
+from services.inference.limits import body_of
 from services.inference.live import Facts
 from services.inference.wire import (
     BadRequest,
@@ -35,7 +36,6 @@ from services.inference.wire import (
 from shared.telemetry_spans import span
 
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
-MAX_BODY = 64 << 20
 TOLD_OF_THE_MODEL = (
     "model_path",
     "weight_version",
@@ -62,7 +62,7 @@ class Contract(ABC):
         self._facts = facts
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="chat")
         self._template: tuple[Path, asyncio.Task[template.ChatTemplate]] | None = None
-        self.app = web.Application(client_max_size=MAX_BODY, middlewares=[errors, *more])
+        self.app = web.Application(middlewares=[errors, *more])
         handlers = {
             "/generate": self.generate,
             "/v1/chat/completions": self.chat,
@@ -118,7 +118,7 @@ class Contract(ABC):
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         self._ready()
-        asked, sampling = parse_generate(await http.read())
+        asked, sampling = parse_generate(await body_of(http))
         asked.rid = rid = asked.rid or uuid.uuid4().hex
 
         async def tell(events: Events) -> None:
@@ -136,7 +136,7 @@ class Contract(ABC):
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         self._ready()
-        asked = request.read(await http.read())
+        asked = request.read(await body_of(http))
         directory, speaks = await self._chat_template()
         # Apart from the other requests, and from who follows the weights: long conversations take a while to be read.
         loop, context = asyncio.get_running_loop(), int(self._info()["context_length"])
@@ -188,7 +188,7 @@ class Contract(ABC):
         return web.json_response({"is_generation": True, **{k: info[k] for k in TOLD_OF_THE_MODEL if k in info}})
 
     async def pause(self, http: web.Request) -> web.Response:
-        mode = decode(PauseRequest, await http.read()).mode
+        mode = decode(PauseRequest, await body_of(http)).mode
         if mode not in ("abort", "in_place"):
             raise BadRequest(f"mode: found {mode!r}; allowed: 'abort', 'in_place'")
         await self._pause(mode)
@@ -203,7 +203,7 @@ class Contract(ABC):
         return web.json_response({"success": True, "message": "every parked session is forgotten"})
 
     async def weights_checker(self, http: web.Request) -> web.Response:
-        action = decode(CheckerRequest, await http.read()).action
+        action = decode(CheckerRequest, await body_of(http)).action
         if action != "checksum":
             raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
         self._ready()
@@ -213,7 +213,7 @@ class Contract(ABC):
         return web.json_response(openapi.document())
 
     async def pin(self, http: web.Request) -> web.Response:
-        return web.json_response(await self._facts.pin(decode(PinRequest, await http.read()).serial))
+        return web.json_response(await self._facts.pin(decode(PinRequest, await body_of(http)).serial))
 
 
 def _json(answer: dict[str, Any]) -> web.Response:

@@ -1,4 +1,4 @@
-"""Failures as HTTP answers, alike for every engine."""
+"""Answers on their way out, alike for every engine: failures as HTTP answers, and each written within its limit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from services.inference.limits import TooSlow, answered
 from services.inference.wire import BadRequest, Unavailable
 
 RETRY_AFTER_S = "1"
@@ -15,11 +16,19 @@ RETRY_AFTER_S = "1"
 async def errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The client's mistakes become 400, what cannot be served now 503, with SGLang's body."""
+    """The client's mistakes become 400 (408 and 413 what came too slowly, and too much), what cannot be served now 503, with
+    SGLang's body."""
     try:
-        return await handler(request)
+        return await answered(request, await handler(request))
     except BadRequest as error:
-        return web.json_response({"error": {"message": str(error), "type": "BadRequest"}}, status=400)
+        body = {"error": {"message": str(error), "type": "BadRequest"}}
+        response = web.json_response(body, status=error.status)
+        if isinstance(error, TooSlow):  # what comes yet would be waited for once more
+            response.force_close()
+            await answered(request, response)
+            if request.transport is not None:
+                request.transport.close()
+        return await answered(request, response)
     except Unavailable as error:
         body = {"error": {"message": str(error), "type": "Unavailable"}}
-        return web.json_response(body, status=503, headers={"Retry-After": RETRY_AFTER_S})
+        return await answered(request, web.json_response(body, status=503, headers={"Retry-After": RETRY_AFTER_S}))

@@ -9,25 +9,30 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from services.inference.limits import taken
+
 log = structlog.get_logger()
 _ENCODER = msgspec.json.Encoder()
 
 
 class Events:
-    """The response to one request. Raises ConnectionError where the client is gone."""
+    """The response to one request. Raises ConnectionError where the client is gone, or takes nothing any more."""
 
     def __init__(self, http: web.Request) -> None:
         self._http = http
         self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
     async def send(self, event: Any) -> None:
-        if not self.response.prepared:
-            await self.response.prepare(self._http)
-        await self.response.write(b"data: " + _ENCODER.encode(event) + b"\n\n")
+        data = b"data: " + _ENCODER.encode(event) + b"\n\n"
+        async with taken(self._http, len(data)):
+            if not self.response.prepared:
+                await self.response.prepare(self._http)
+            await self.response.write(data)
 
     async def end(self) -> None:
-        await self.response.write(b"data: [DONE]\n\n")
-        await self.response.write_eof()
+        async with taken(self._http, 0):
+            await self.response.write(b"data: [DONE]\n\n")
+            await self.response.write_eof()
 
 
 async def streamed(http: web.Request, tell: Callable[[Events], Awaitable[None]]) -> web.StreamResponse:

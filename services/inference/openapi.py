@@ -87,6 +87,10 @@ def _operation(body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
         },
     }
     if body is not None:
+        operation["responses"] |= {
+            "408": _refusal("the body did not come in time"),
+            "413": _refusal("the body is too large"),
+        }
         schema = {"$ref": _SCHEMAS.format(name=body.__name__)}
         required = any(field.required for field in msgspec.structs.fields(body))
         operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}

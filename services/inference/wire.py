@@ -48,6 +48,8 @@ BIASED = "Only plain temperature sampling is served: anything else biases the im
 class BadRequest(ValueError):
     """The client's mistake; the text is for the client."""
 
+    status = 400
+
 
 class Unavailable(RuntimeError):
     """Not now; asking again later or elsewhere can help."""

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from services.inference.contract import DISCONNECT_CHECK_S, Contract, SoFar
+from services.inference.limits import body_of
 from services.inference.live import Facts
 from services.inference.sglang import metrics
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
@@ -82,7 +83,7 @@ class Api(Contract):
                 raise Unavailable("the client went away")
             return asking.result()
         finally:
-            if not asking.done() or asking.cancelled():
+            if not asking.done() or asking.cancelled() or isinstance(asking.exception(), ConnectionError):
                 asking.cancel()
                 await self._forget(rid)
             self._open.pop(rid, None)
@@ -181,7 +182,7 @@ class Api(Contract):
 
     async def abort(self, http: web.Request) -> web.Response:
         """Also while draining: what nobody waits for need not be waited for."""
-        asked = decode(AbortRequest, await http.read())
+        asked = decode(AbortRequest, await body_of(http))
         self._served()
         if asked.abort_all:
             await self._client.abort_all()
