@@ -12,15 +12,25 @@ from services.rollout.generation import BadReply, Generation, RoutingShape, pars
 from shared.telemetry_spans import carry
 
 CONNECT_S = 1.0
+RETRY_AFTER_S = 1.0  # where the engine says nothing that is a number
+LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 0.1, 30.0  # whatever it says
 
 
 class EngineUnavailable(Exception):
-    """Asking again, here or elsewhere, can help. Without `broke` it was no answer at all or a "not now" (503, 429): one
-    waits as long as it takes. With it the engine tried and failed: not to be repeated for ever."""
+    """Asking again, here or elsewhere, can help. Without `broke` it was no answer at all: one waits as long as it takes. With it
+    the engine tried and failed: not to be repeated for ever."""
 
     def __init__(self, reason: str, *, broke: bool = False) -> None:
         super().__init__(reason)
         self.broke = broke
+
+
+class EngineBusy(Exception):
+    """It lives, and said "not now" (503, 429): after `retry_after_s` it may be asked again, another one at once."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
 
 
 class EngineRefused(Exception):
@@ -84,7 +94,7 @@ class EngineClient:
         return self._session
 
     async def generate(self, url: str, request: Request, routing: RoutingShape | None) -> Generation:
-        """Raises EngineUnavailable, EngineRefused."""
+        """Raises EngineUnavailable, EngineBusy, EngineRefused."""
         try:
             async with self._http.post(
                 f"{url}/generate",
@@ -93,12 +103,15 @@ class EngineClient:
                 timeout=self._generate_timeout,
             ) as response:
                 data, status = await response.read(), response.status
+                retry_after = response.headers.get("Retry-After", "")
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnavailable(f"{url}: {type(error).__name__}: {error}") from None
         except TimeoutError:
             raise EngineUnavailable(f"{url}: no answer within {self._generate_timeout.total} s") from None
-        if status >= 500 or status == 429:
-            raise EngineUnavailable(f"{url}: HTTP {status}: {data[:200]!r}", broke=status not in (429, 503))
+        if status in (429, 503):
+            raise EngineBusy(f"{url}: HTTP {status}: {data[:200]!r}", retry_after_s(retry_after))
+        if status >= 500:
+            raise EngineUnavailable(f"{url}: HTTP {status}: {data[:200]!r}", broke=True)
         if status != 200:
             raise EngineRefused(f"{url}/generate: HTTP {status}: {data[:500].decode(errors='replace')}")
         try:
@@ -128,3 +141,12 @@ class EngineClient:
                 return response.status < 500
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
+
+
+def retry_after_s(header: str) -> float:
+    """What a Retry-After asks for; a date is none that our engines send."""
+    try:
+        asked = float(header)
+    except ValueError:
+        return RETRY_AFTER_S
+    return max(LEAST_RETRY_AFTER_S, min(MOST_RETRY_AFTER_S, asked)) if asked >= 0 else RETRY_AFTER_S

@@ -3,6 +3,7 @@
 Invariants:
 - All attempts of a group go to one replica while it is usable (rendezvous hashing), so that their prompt is computed once.
 - A replica is used only while it is in rotation (policies.applied), alive (probed) and its circuit is closed.
+- One that says that it has no room for more is alive: it is passed over until it may be asked again, where others can serve.
 - Nothing below an attempt's policy floor serves it; a pinned attempt is served by exactly its version.
 - Replicas of the pool "serving" answer others: no attempt goes there.
 """
@@ -17,26 +18,34 @@ from shared.contracts.messages import PolicyApplied
 
 OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost connection is no outage
 FIRST_REST_S, LAST_REST_S = 0.5, 10.0
+TRIAL_S = 1.0  # what has not failed by then is being computed, and the next one may follow
 LAST_PROBE_S = 2.0  # a replica that comes back is noticed within so long
 
 
 @dataclass(slots=True)
 class Circuit:
-    """Closed: requests pass. Open: none until the rest is over; then they pass again, and the next failure doubles the
-    rest at once. Any success closes it. Failures during a rest are those of requests sent before: one outage, not many."""
+    """Closed: requests pass. Open: none until the rest is over; then one tries, and another one every TRIAL_S, until one
+    succeeds and closes it, or fails and doubles the rest at once. Failures during a rest are those of requests sent before: one
+    outage, not many."""
 
     failures: int = 0
     rest_until: float = 0.0
     rest_s: float = FIRST_REST_S
+    trial_until: float = 0.0
 
     def allows(self, now: float) -> bool:
-        return now >= self.rest_until
+        return now >= max(self.rest_until, self.trial_until)
+
+    def sent(self, now: float) -> None:
+        """A request is on its way."""
+        if self.failures >= OPEN_AFTER:
+            self.trial_until = now + TRIAL_S
 
     def succeeded(self) -> None:
-        self.failures, self.rest_until, self.rest_s = 0, 0.0, FIRST_REST_S
+        self.failures, self.rest_until, self.rest_s, self.trial_until = 0, 0.0, FIRST_REST_S, 0.0
 
     def failed(self, now: float) -> None:
-        if not self.allows(now):
+        if now < self.rest_until:
             return
         self.failures += 1
         if self.failures >= OPEN_AFTER:
@@ -70,6 +79,10 @@ class Replica:
     last_answer: float = float("-inf")
     probe: Probe = field(default_factory=Probe)
     circuit: Circuit = field(default_factory=Circuit)
+    saturated_until: float = float("-inf")
+
+    def saturated(self, now: float) -> bool:
+        return now < self.saturated_until
 
     def usable(self, now: float) -> bool:
         return self.in_rotation and self.alive and self.circuit.allows(now)
@@ -111,13 +124,15 @@ class Fleet:
             known.serial = message.serial
 
     def choose(self, wanted: Wanted, now: float, stay: str = "") -> Replica | None:
-        """The replica for this attempt, None while there is none. `stay`: the one that holds its KV, kept if possible."""
+        """The replica for this attempt, None while there is none; a saturated one only where all are. `stay`: the one that holds
+        its KV, kept if possible."""
         ours = (r for r in self.replicas.values() if r.run == wanted.run and r.pool != "serving")
         able = [r for r in ours if wanted.accepts(r.serial) and r.usable(now)]
         if wanted.pinned is None:
             able = [r for r in able if r.pool == "rollout"]
         elif not wanted.spare:
             able = [r for r in able if r.pool == "evaluation"] or able
+        able = [r for r in able if not r.saturated(now)] or able
         for replica in able:
             if replica.name == stay:
                 return replica

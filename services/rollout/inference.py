@@ -4,6 +4,7 @@ Invariants:
 - A generation that an engine lost is asked for again, here or elsewhere, from exactly the tokens recorded so far.
 - Every sampled token that is handed out comes from a version that the attempt accepts (floor or pin).
 - While no replica is usable, the service says within about a second that it waits on "inference".
+- A replica that is overloaded is none that is lost: its requests go to others, or wait as long as it asks for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import xxhash
 
 from services.rollout import metrics
 from services.rollout.ends import InfrastructureError
-from services.rollout.engine_client import EngineClient, EngineRefused, EngineUnavailable, Request
+from services.rollout.engine_client import EngineBusy, EngineClient, EngineRefused, EngineUnavailable, Request
 from services.rollout.fleet import Fleet, Replica, Wanted
 from services.rollout.generation import Generation, RoutingShape
 from shared.contracts.messages import PolicyApplied
@@ -32,6 +33,7 @@ PROBE_S = 0.6
 STALL_S = 10.0  # a request at a replica that fell silent is given up after so long, if another replica can serve it
 MAX_BROKE = 8  # answers that are failures, for one generation; more is a defect that waiting does not mend
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 5.0
+JITTER = 1.5  # up to so many times what an overloaded engine asks for: not all come back at once
 
 log = structlog.get_logger()
 
@@ -88,12 +90,13 @@ class Inference:
         task.add_done_callback(self._aborts.discard)
 
     async def replica(self, wanted: Wanted, stay: str) -> Replica:
-        """Waits for a replica that may serve. Raises InfrastructureError where replicas work, but none has served the
+        """Waits for a replica that may serve, and is to be asked now. Raises InfrastructureError where replicas work, but none has served the
         pinned version for `pin_wait_s`: it may never come back, and must not hold places for ever."""
         while True:
             now = time.monotonic()
             if (chosen := self.fleet.choose(wanted, now, stay)) is not None:
                 self._missing_since.pop((wanted.run, wanted.pinned), None)
+                chosen.circuit.sent(now)
                 return chosen
             if wanted.pinned is not None and self.fleet.any_usable(now):
                 since = self._missing_since.setdefault((wanted.run, wanted.pinned), now)
@@ -103,11 +106,20 @@ class Inference:
                 async with asyncio.timeout(0.5):
                     await self._changed.wait()
 
+    async def overloaded(self, replica: Replica, retry_after_s: float, wanted: Wanted) -> None:
+        """It has no room. Returns at once where another one may have, else when it may be asked again."""
+        now, rest = time.monotonic(), retry_after_s * random.uniform(1.0, JITTER)
+        replica.saturated_until = max(replica.saturated_until, now + rest)
+        other = self.fleet.choose(wanted, now)
+        if other is None or other.saturated(now):
+            await asyncio.sleep(rest)
+
     def _heard(self, replica: Replica) -> None:
         replica.last_answer = time.monotonic()
         if not replica.alive:  # back, perhaps as a new process: what the old one did counts no more
             replica.alive = True
             replica.circuit.succeeded()
+            replica.saturated_until = float("-inf")
             self._tell()
 
     def _tell(self) -> None:
@@ -165,6 +177,10 @@ class Session:
                 generation = await self._ask(replica, request)
             except EngineRefused as error:
                 raise InfrastructureError(str(error)) from None
+            except EngineBusy as error:
+                metrics.ENGINE_RETRIES.labels(self.wanted.run).inc()
+                await self.inference.overloaded(replica, error.retry_after_s, self.wanted)
+                continue
             except EngineUnavailable as error:
                 metrics.ENGINE_RETRIES.labels(self.wanted.run).inc()
                 replica.circuit.failed(time.monotonic())

@@ -89,12 +89,26 @@ class Engine:
     held: Callable[[list[int]], bool] = lambda _: True
     dead: bool = False
     failing: int = 0  # so many generations from now on are cut off in the middle
+    places: int = 1 << 30  # so many generations at a time; beyond it the answer is 503
+    retry_after: str = "0.2"
+    running_now: int = 0
+    refused: int = 0
     waiting: int = 0
 
     def __post_init__(self) -> None:
         self.free.set()
 
     async def generate(self, request: web.Request) -> web.Response:
+        if self.running_now >= self.places:
+            self.refused += 1
+            return web.json_response({"error": {}}, status=503, headers={"Retry-After": self.retry_after})
+        self.running_now += 1
+        try:
+            return await self._generate(request)
+        finally:
+            self.running_now -= 1
+
+    async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         if self.held(body["input_ids"]):

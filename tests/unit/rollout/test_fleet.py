@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.fleet import FIRST_REST_S, LAST_REST_S, OPEN_AFTER, Circuit, Fleet, Wanted
+from services.rollout.engine_client import retry_after_s
+from services.rollout.fleet import FIRST_REST_S, LAST_REST_S, OPEN_AFTER, TRIAL_S, Circuit, Fleet, Wanted
 from shared.contracts.messages import PolicyApplied
 
 
@@ -113,3 +115,58 @@ def test_a_circuit_opens_after_repeated_failures_and_one_outage_counts_once() ->
     assert circuit.rest_until - now == LAST_REST_S
     circuit.succeeded()
     assert circuit.allows(now)
+
+
+def test_after_a_rest_one_request_tries_and_the_others_wait_for_it() -> None:
+    circuit, now = Circuit(), 10.0
+    for _ in range(OPEN_AFTER):
+        circuit.sent(now)
+        circuit.failed(now)
+    now = circuit.rest_until
+    assert circuit.allows(now)
+    circuit.sent(now)
+    assert not circuit.allows(now)
+    assert not circuit.allows(now + TRIAL_S * 0.99)
+    circuit.failed(now + 0.1)  # the one that tried: the rest is twice as long
+    assert circuit.rest_until == now + 0.1 + 2 * FIRST_REST_S
+    now = circuit.rest_until
+    circuit.sent(now)
+    assert circuit.allows(now + TRIAL_S)  # it takes its time: another one may follow
+    circuit.succeeded()
+    circuit.sent(now)
+    assert circuit.allows(now)
+
+
+def test_a_saturated_replica_is_passed_over_until_it_may_be_asked_again_unless_all_are() -> None:
+    made, wanted = fleet(("a", "rollout", 1), ("b", "rollout", 1)), Wanted("r", "g", 0)
+    first = chosen(made, wanted)
+    assert first is not None
+    other = {"a": "b", "b": "a"}[first]
+    made.replicas[first].saturated_until = 5.0
+    assert chosen(made, wanted, stay=first) == other
+    assert made.any_usable(0.0)
+    made.replicas[other].saturated_until = 5.0
+    assert chosen(made, wanted) == first
+    assert chosen(made, wanted, stay=other) == other
+    assert made.any_usable(0.0)  # overload is no outage
+    back = made.choose(wanted, 5.0)
+    assert back is not None
+    assert back.name == first
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("2", 2.0),
+        ("0", 0.1),
+        ("0.5", 0.5),
+        ("", 1.0),
+        ("-1", 1.0),
+        ("nan", 1.0),
+        ("inf", 30.0),
+        ("9999", 30.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+    ],
+)
+def test_a_retry_after_is_read_within_bounds(header: str, seconds: float) -> None:
+    assert retry_after_s(header) == seconds
