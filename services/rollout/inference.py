@@ -90,8 +90,8 @@ class Inference:
         task.add_done_callback(self._aborts.discard)
 
     async def replica(self, wanted: Wanted, stay: str) -> Replica:
-        """Waits for a replica that may serve, and is to be asked now. Raises InfrastructureError where replicas work, but none has served the
-        pinned version for `pin_wait_s`: it may never come back, and must not hold places for ever."""
+        """Waits for a replica that may serve, and is to be asked now. Raises InfrastructureError where replicas work, but none
+        has served the pinned version for `pin_wait_s`: it may never come back, and must not hold places for ever."""
         while True:
             now = time.monotonic()
             if (chosen := self.fleet.choose(wanted, now, stay)) is not None:

@@ -209,10 +209,12 @@ class Platform:
         for engine in engines:
             await self.bus.publish(topics.POLICIES_APPLIED, engine.name, engine.applied())
 
-    async def heard(self, topic: topics.Topic, count: int, until: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+    async def heard(
+        self, topic: topics.Topic, count: int, until: Callable[[Any], bool] = lambda _: True, seconds: float = 30
+    ) -> list[Any]:
         """The first `count` messages of a topic for which `until` holds, from its beginning."""
         found: list[Any] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(seconds):
             async for delivery in self.bus.deliveries([topic], None, 64):
                 delivery.done()
                 if until(delivery.message):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.contracts import topics
-from shared.contracts.messages import RolloutFinished, RunControl
+from shared.contracts.messages import AttemptKey, RolloutFinished, RunControl
 from shared.contracts.run import Sampling
 from shared.contracts.trajectory import unpack, unpack_routing
 from shared.model import ModelConfig, Transformer, save_checkpoint
+from shared.telemetry import Health
+from tests.integration.engine_platform import ask
 from tests.integration.rollout_platform import RUN, Platform, eventually, make_checkpoint, platform
 
+SESSIONS, AT_WORK = 64, 48
+START_S = 120  # on a machine that is busy with something else
 MODEL = {
     "model_type": "qwen3_moe",
     "vocab_size": 1024,
@@ -53,9 +59,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def engine(p: Platform) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "ETUDE_STATE": str(p.state), "ETUDE_NAME": "inference", "OMP_NUM_THREADS": "1"}
-    with (p.state / "inference.log").open("ab") as log:
+def engine(p: Platform, name: str = "inference") -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "ETUDE_STATE": str(p.state), "ETUDE_NAME": name, "OMP_NUM_THREADS": "1"}
+    with (p.state / f"{name}.log").open("ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "services.inference"], env=environment, stderr=log)
     try:
         yield process
@@ -64,28 +70,107 @@ def engine(p: Platform) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def address(p: Platform, name: str = "inference") -> str:
+    return json.loads((p.state / "run" / f"{name}.json").read_text())["url"]
+
+
+async def said(p: Platform, name: str = "inference") -> dict[str, Any]:
+    """What a replica tells of itself."""
+    return (await ask(address(p, name), "/server_info"))[1]
+
+
+async def begin(p: Platform) -> None:
+    config = p.objects.head(f"runs/{RUN}/config.json")
+    await p.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=config))
+
+
+async def in_hand(p: Platform, health: Health) -> list[AttemptKey]:
+    """SESSIONS attempts, each with a generation that waits at an engine which stands still."""
+    await eventually(lambda: health.ready, START_S)
+    await ask(address(p), "/pause_generation", {"mode": "in_place"})
+    sampling = Sampling(max_completion_tokens=200)
+    keys = [await p.ask(p.request(f"p{1 + i % 6}", sampling=sampling)) for i in range(SESSIONS)]
+    async with asyncio.timeout(START_S):
+        while (await said(p))["waiting"] < SESSIONS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return keys
+
+
+async def kill_at_work(p: Platform, process: subprocess.Popen[bytes]) -> int:
+    """Lets it go on, and kills it with at least AT_WORK sessions running. Returns how many ran."""
+    await ask(address(p), "/continue_generation", {})
+    async with asyncio.timeout(START_S):
+        while (running := (await said(p))["running"]) < AT_WORK:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    process.kill()
+    process.wait()
+    return running
+
+
+async def none_is_lost(p: Platform, keys: list[AttemptKey]) -> None:
+    finished = await p.heard(topics.ROLLOUTS_FINISHED, len(keys), seconds=START_S)
+    assert sorted(f.key.attempt for f in finished) == sorted(k.attempt for k in keys)  # each once
+    for one in finished:
+        trajectory = unpack(p.objects.get(one.trajectory))
+        assert trajectory.routing is not None
+        rows = unpack_routing(p.objects.get(trajectory.routing))
+        assert [len(r) for r in rows] == [len(s.tokens) - 1 for s in trajectory.segments]
+
+
+def test_of_64_sessions_none_is_lost_when_their_engine_is_killed_and_started_again(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async def scenario() -> None:
+        async with platform(tmp_path, checkpoint) as p, p.worker(rollout_concurrency=SESSIONS) as health:
+            await begin(p)
+            with engine(p) as process:
+                keys = await in_hand(p, health)
+                assert await kill_at_work(p, process) >= AT_WORK
+            with engine(p):
+                await none_is_lost(p, keys)
+
+    asyncio.run(scenario())
+
+
+def test_of_64_sessions_none_is_lost_when_their_engine_is_killed_and_another_one_takes_over(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async def scenario() -> None:
+        async with platform(tmp_path, checkpoint) as p, p.worker(rollout_concurrency=SESSIONS) as health:
+            await begin(p)
+            with engine(p) as process:
+                keys = await in_hand(p, health)
+                with engine(p, "other"):
+                    await p.heard(topics.POLICIES_APPLIED, 1, lambda m: m.replica == "other", seconds=START_S)
+                    assert (await said(p, "other"))["steps"] == 0
+                    assert await kill_at_work(p, process) >= AT_WORK
+                    await none_is_lost(p, keys)
+                    assert (await said(p, "other"))["steps"] > 0
+
+    asyncio.run(scenario())
+
+
 def test_attempts_survive_an_engine_that_is_stopped_and_one_that_is_killed(tmp_path: Path, checkpoint: Path) -> None:
     async def scenario() -> None:
         async with platform(tmp_path, checkpoint) as p, p.worker() as health:
-            config = p.objects.head(f"runs/{RUN}/config.json")
-            await p.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=config))
+            await begin(p)
             keys = []
 
-            async def ask(count: int) -> None:
+            async def begin_some(count: int) -> None:
                 for _ in range(count):
                     sampling = Sampling(max_completion_tokens=100)
                     keys.append(await p.ask(p.request(f"p{1 + len(keys) % 6}", sampling=sampling)))
 
             with engine(p) as process:
                 await eventually(lambda: health.ready, 60)
-                await ask(6)
+                await begin_some(6)
                 await p.heard(topics.ROLLOUTS_FINISHED, 6)
                 process.send_signal(signal.SIGSTOP)
                 await eventually(lambda: not health.ready)
-                await ask(6)
+                await begin_some(6)
                 process.send_signal(signal.SIGCONT)
                 await p.heard(topics.ROLLOUTS_FINISHED, 12)
-                await ask(16)
+                await begin_some(16)
                 await p.heard(topics.ROLLOUTS_FINISHED, 14)
             with engine(p):
                 finished = await p.heard(topics.ROLLOUTS_FINISHED, len(keys))
