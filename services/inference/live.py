@@ -62,7 +62,8 @@ class Engine(Protocol):
     def server(self) -> Server: ...
 
     async def start(self, directory: Path, health: Health) -> Live:
-        """With the weights of a checkpoint directory, as serial 0. What ran before may serve until then."""
+        """With the weights of a checkpoint directory, as serial 0. What ran before may serve until then, and goes on where the
+        directory is no checkpoint that can be served: raises UnknownModel."""
 
     def serve(self, live: Live) -> None:
         """From here on requests are answered."""

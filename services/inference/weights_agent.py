@@ -53,7 +53,9 @@ from shared.contracts.topics import (
 )
 from shared.contracts.words import Words
 from shared.model import ModelConfig, load_checkpoint
+from shared.model.config import UnknownModel
 from shared.objects import ObjectMissing, Objects
+from shared.settings import Told
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
 from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
@@ -167,7 +169,10 @@ class WeightsAgent:
 
     async def _follow(self) -> None:
         if self.settings.checkpoint is not None:
-            await self._start_engine(self.settings.checkpoint)
+            try:
+                await self._start_engine(self.settings.checkpoint)
+            except UnknownModel as error:  # nothing else is to be served here
+                raise Told(f"setting checkpoint: {error}") from None
             await self._serve(0.0)
         else:
             self.health.wait_on(self._first)
@@ -218,7 +223,11 @@ class WeightsAgent:
             except Exception as error:  # whatever is wrong with it: others can be served
                 self._put_off(run, what, error)
                 return
-            await self._start_engine(directory)
+            try:
+                await self._start_engine(directory)
+            except UnknownModel as error:
+                self._put_off(run, what, error)
+                return
             self.health.clear(self._first)
         for unread in list(self._unread):
             self._forget(unread)

@@ -40,6 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 # What clients of SGLang send along, and has no part in which tokens are sampled: of the text, of which there is none, and of
 # how often a stream tells.
 HARMLESS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
+NESTED = "request body: nested too deeply to be read"
 SLIP = 0.8  # how alike two names are where one is taken for a slip of the other: `store` is none of `stop`
 MOST_SHOWN = 80  # characters of what was found; and nothing so long is the slip of a name
 BIASED = "Only plain temperature sampling is served: anything else biases the importance ratios of training"
@@ -114,6 +115,8 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
         sampling = _SAMPLING.decode(request.sampling_params)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
+    except RecursionError:
+        raise BadRequest(NESTED) from None
     if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
         raise BadRequest(f"sampling_params.temperature: found {sampling.temperature!r}; allowed: 0..100")
     if sampling.max_new_tokens < 1:
@@ -213,6 +216,8 @@ def decode(kind: type[S], body: bytes) -> S:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
+    except RecursionError:
+        raise BadRequest(NESTED) from None
 
 
 def token_array(ids: list[int]) -> np.ndarray:

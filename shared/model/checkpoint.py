@@ -26,6 +26,11 @@ from shared.model.network import DecoderLayer, Transformer
 KEPT_IN_FLOAT32 = (
     "e_score_correction_bias"  # as DeepSeek publishes it: a bias that bf16 would round to steps too coarse
 )
+READ = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+}  # others would be cast to what they do not mean
 
 
 def published_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -90,8 +95,8 @@ def _moe(name: str, moe: MixtureOfExperts) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
-    """Raises UnknownModel where a tensor is missing or of another shape, naming it. MTP layers that the files lack stay
-    random, with all their tensors missing: such a checkpoint has none yet."""
+    """Raises UnknownModel where a tensor is missing, of another shape or of a dtype that is none of READ, naming it. MTP layers
+    that the files lack stay random, with all their tensors missing: such a checkpoint has none yet."""
     directory = Path(directory)
     config = ModelConfig.load(directory)
     model = narrowed(Transformer(config), dtype)
@@ -104,7 +109,7 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
                     if name in views:
                         _copy(path, name, file.get_tensor(name), views[name])
                         seen.add(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
     missing = [name for name in views if name not in seen]
     mtp = tuple(f"model.layers.{len(model.layers) + i}." for i in range(len(model.mtp_layers)))
@@ -148,7 +153,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _files(directory: Path) -> list[Path]:
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if index.exists():
-        return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        try:
+            return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UnknownModel(f"{index}: no index of a checkpoint's files ({type(error).__name__}: {error})") from None
     if single.exists():
         return [single]
     raise UnknownModel(f"{directory}: found neither {single.name} nor {index.name}")
@@ -157,6 +165,9 @@ def _files(directory: Path) -> list[Path]:
 def _copy(path: Path, name: str, source: Tensor, target: Tensor) -> None:
     if source.shape != target.shape:
         raise UnknownModel(f"{path}: {name} is {tuple(source.shape)}; config.json asks for {tuple(target.shape)}")
+    if source.dtype not in READ:
+        found = str(source.dtype).removeprefix("torch.")
+        raise UnknownModel(f"{path}: {name} is {found}; allowed: {', '.join(READ.values())}")
     target.copy_(source)
 
 

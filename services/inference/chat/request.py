@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from services.inference.wire import BIASED, NEUTRAL, BadRequest, refuse_others, refuse_slips
+from services.inference.wire import BIASED, NESTED, NEUTRAL, BadRequest, refuse_others, refuse_slips
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CHOICES = ("none", "auto")
@@ -151,7 +151,7 @@ def read(body: bytes) -> ChatRequest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
     except RecursionError:
-        raise BadRequest("request body: nested too deeply to be read") from None
+        raise BadRequest(NESTED) from None
     _check(asked)
     return asked
 

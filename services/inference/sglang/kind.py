@@ -48,10 +48,12 @@ class Sglang:
         REGISTRY.register(self._passed)
 
     async def start(self, directory: Path, health: Health) -> Live:
-        """Returns when the server is up. A device that holds one model has no room for two: what ran before is ended."""
-        await self._end()
+        """Returns when the server is up. A device that holds one model has no room for two: what ran before is ended, once the
+        checkpoint was read."""
         model = ModelConfig.load(directory)
         context = self.settings.context or context_of(directory) or model.max_position_embeddings
+        bits = await asyncio.to_thread(lambda: bits_of(load_checkpoint(directory)))
+        await self._end()
         if self._place is None:
             self._place = await asyncio.to_thread(Place, self.settings.sglang_folder, self.settings.name)
         if self._live is not None:
@@ -61,7 +63,7 @@ class Sglang:
             self.settings, model, context, self.client, self._place.folder / str(self._starts)
         )
         self._compose(live, "0")  # refused at once, not at every start
-        await live.begin(0, await asyncio.to_thread(lambda: bits_of(load_checkpoint(directory))))
+        await live.begin(0, bits)
         await self.client.open()
         start = None if self.settings.sglang_url else lambda: self._start_child(live)
         keeper = Server(self.client, health, start=start, check=live.check, start_s=self.settings.sglang_start_s)

@@ -1,0 +1,91 @@
+"""What a replica refuses to serve, and how it says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.integration.engine_platform import Platform, ask, body_of, run, until
+
+
+def spoil(directory: Path, how: str) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    if how == "tensor":
+        tensors.pop("model.norm.weight")
+        save_file(tensors, path)
+    elif how == "dtype":
+        save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"].double()}, path)
+    elif how == "config":
+        (directory / "config.json").unlink()
+    elif how == "model":
+        (directory / "config.json").write_text('{"model_type": "unheard_of"}')
+    else:
+        (directory / "etude.json").write_text('{"context": "long"}')
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("tensor", "1 tensors are missing, the first is 'model.norm.weight'"),
+        ("dtype", "model.norm.weight is float64; allowed: BF16, F16, F32"),
+        ("config", "no config.json"),
+        ("model", "unheard_of"),
+        ("card", "etude.json"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_ends_the_process_with_its_reason_and_no_trace(
+    tmp_path: Path, how: str, said: str
+) -> None:
+    platform = Platform(tmp_path)
+    spoil(platform.base, how)
+    env = {**os.environ, "ETUDE_STATE": str(tmp_path), "ETUDE_CHECKPOINT": str(platform.base), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "services.inference"], env=env, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "setting checkpoint: " in done.stderr
+    assert said in done.stderr
+
+
+def test_a_run_whose_base_lacks_a_tensor_takes_no_replica_from_one_that_can_be_served(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        async with p.replica() as replica:
+            await p.applied(0)
+            spoil(p.base, "tensor")
+            await p.start_run("r-lacking")
+            await until(lambda: "r-lacking" in replica.agent._unread)
+            assert replica.agent.run_id != "r-lacking"
+            assert (await ask(replica.health.url, "/readyz"))[0] == 200
+            assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200
+
+    run(test, tmp_path)
+
+
+def test_a_body_that_is_no_json_names_what_is_wrong(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica() as replica, aiohttp.ClientSession() as session:
+            await p.applied(0)
+            for path in ("/generate", "/v1/chat/completions", "/abort_request", "/pause_generation", "/pin"):
+                for body in (b"{", b"\xff", b"[]", b"null", b"3", b"{}" * 2, b'{"a":' * 100_000):
+                    async with session.post(replica.health.url + path, data=body) as answer:
+                        assert answer.status == 400, (path, body[:20], await answer.text())
+                        assert (await answer.json())["error"]["message"]
+            for body in (b'{"input_ids": [1], "sampling_params": 3}', b'{"input_ids": ["a"]}'):
+                async with session.post(f"{replica.health.url}/generate", data=body) as answer:
+                    assert answer.status == 400
+                    assert "sampling_params" in (text := await answer.text()) or "input_ids" in text
+
+    run(test, tmp_path)
