@@ -14,6 +14,7 @@ import msgspec
 
 from shared.contracts.run import Ref
 from shared.objects import Objects
+from shared.weights.fetching import fetchers
 
 FORMAT = "etude-checkpoint-1"
 MANIFEST = "checkpoint.json"
@@ -64,11 +65,12 @@ def download_directory(objects: Objects, ref: Ref, directory: Path, *, weights: 
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        for name, file in checkpoint.files.items():
-            if not weights and name.endswith(WEIGHTS):
-                continue
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            objects.get_file(file, scratch / name)
+        files = [(f, scratch / name) for name, f in checkpoint.files.items() if weights or not name.endswith(WEIGHTS)]
+        for _, path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with fetchers() as pool:
+            for done in [pool.submit(objects.get_file, file, path) for file, path in files]:
+                done.result()
         scratch.chmod(0o755)
         try:
             scratch.rename(directory)

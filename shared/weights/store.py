@@ -19,6 +19,7 @@ from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.weights.codec import LEVEL, Encoding, Undecodable, bits, decode, encode, unpack
+from shared.weights.fetching import fetchers, payloads
 from shared.weights.manifest import (
     NUMPY,
     ChainBroken,
@@ -192,12 +193,8 @@ def read_manifest(objects: Objects, ref: Ref) -> Manifest:
 
 def read_payload(objects: Objects, manifest: Manifest) -> list[bytes]:
     """All parts of a version. Raises ChainBroken or WeightsDamaged."""
-    try:
-        return [objects.get(part) for part in manifest.parts]
-    except ObjectMissing as error:
-        raise ChainBroken(f"serial {manifest.serial}: payload {error} is missing") from None
-    except ObjectDamaged as error:
-        raise WeightsDamaged(f"serial {manifest.serial}: payload: {error}") from None
+    with fetchers() as pool:
+        return next(payloads(objects, [manifest], pool))
 
 
 def _check_parts(manifest: Manifest, payload: Sequence[bytes]) -> None:
@@ -274,8 +271,10 @@ def rebuild(objects: Objects, target: Ref, have: tuple[int, Tensors] | None = No
             raise ChainBroken(f"serial {chain[-1].serial}: its parent is not what lies at {parent.key}")
         chain.append(manifest)
     tensors: Tensors | None = None if chain[-1].is_base else have[1]  # type: ignore[index]
-    for manifest in reversed(chain):
-        tensors = apply(tensors, manifest, read_payload(objects, manifest))
+    chain.reverse()
+    with fetchers() as pool:
+        for manifest, payload in zip(chain, payloads(objects, chain, pool), strict=True):
+            tensors = apply(tensors, manifest, payload)
     assert tensors is not None
     return dict(tensors)
 

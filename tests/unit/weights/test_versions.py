@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +107,39 @@ def test_large_models_are_cut_into_parts(objects: Objects, monkeypatch: pytest.M
     delta = weights.publish(objects, RUN, 1, 0, 1, Version(0, base, a), b)
     assert len(weights.read_manifest(objects, delta).parts) == 3
     assert same(weights.rebuild(objects, delta), b)
+
+
+class Together:
+    """A store whose payloads come only once so many are asked for at a time."""
+
+    def __init__(self, objects: Objects, count: int, limit_s: float = 30) -> None:
+        self._objects, self._barrier = objects, threading.Barrier(count, timeout=limit_s)
+
+    def get(self, ref: Ref) -> bytes:
+        if ref.key.endswith(".bin"):
+            self._barrier.wait()
+        return self._objects.get(ref)
+
+
+def test_parts_of_a_version_are_fetched_together_and_stand_in_their_order(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.weights.store.PART_BYTES", 64)
+    tensors = {f"t{i}": np.full(32, i, np.uint16) for i in range(6)}
+    ref = weights.publish(objects, RUN, 0, 0, 0, None, tensors)
+    assert len(weights.read_manifest(objects, ref).parts) == 6
+    assert same(weights.rebuild(Together(objects, 3), ref), tensors)  # type: ignore[arg-type]
+
+
+def test_versions_on_the_way_are_fetched_together_unless_they_are_too_large(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert same(weights.rebuild(Together(chain.objects, 4), chain.refs[3]), chain.tensors[3])  # type: ignore[arg-type]
+    monkeypatch.setattr("shared.weights.fetching.AHEAD_BYTES", 0)
+    assert same(weights.rebuild(Together(chain.objects, 1), chain.refs[3]), chain.tensors[3])  # type: ignore[arg-type]
+    waiting = Together(chain.objects, 2, limit_s=0.2)
+    with pytest.raises(threading.BrokenBarrierError):
+        weights.rebuild(waiting, chain.refs[3])  # type: ignore[arg-type]
 
 
 def test_a_serial_is_published_once(chain: Chain) -> None:
