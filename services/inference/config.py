@@ -59,11 +59,25 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     )
     queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
     drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")
+    flush_on_swap: bool = Field(
+        False,
+        description="SGLang: a swap empties the cache, and running sessions compute theirs again with the new version (their "
+        "experts' routing too); false: it is kept.",
+    )
 
     @model_validator(mode="after")
     def _fp8_is_of_the_embedded_engine(self) -> InferenceSettings:
         if self.fp8 and self.engine == "sglang":
             raise ValueError("fp8: found true; allowed: false with engine 'sglang', whose FP8 is sglang_quantization")
+        return self
+
+    @model_validator(mode="after")
+    def _only_sglang_flushes(self) -> InferenceSettings:
+        if self.flush_on_swap and self.engine != "sglang":
+            raise ValueError(
+                f"flush_on_swap: found true; allowed: false with engine {self.engine!r}, whose sessions keep what they computed "
+                "over a swap; true with engine 'sglang'"
+            )
         return self
 
     @property

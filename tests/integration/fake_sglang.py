@@ -81,6 +81,8 @@ class Fake:
         self.going.set()
         self.asked: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
+        self.paused_by = ""
+        self.flushes = 0
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if knobs().get("deaf") else 200)
@@ -90,7 +92,7 @@ class Fake:
 
     async def server_info(self, _: web.Request) -> web.Response:
         flags = vars(self.arguments)
-        now = {"asked": self.asked, "going": self.going.is_set(), "pid": os.getpid()}
+        now = {"asked": self.asked, "flushes": self.flushes, "going": self.going.is_set(), "pid": os.getpid()}
         return web.json_response({**flags, **knobs().get("info", {}), **now})
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -135,7 +137,8 @@ class Fake:
         return web.Response()
 
     async def pause(self, http: web.Request) -> web.Response:
-        assert (await http.json())["mode"] == "in_place"
+        self.paused_by = (await http.json())["mode"]
+        assert self.paused_by in ("in_place", "retract")
         self.going.clear()
         return web.json_response({"status": "ok"})
 
@@ -145,7 +148,6 @@ class Fake:
 
     async def update(self, http: web.Request) -> web.Response:
         body = await http.json()
-        assert body["flush_cache"] is False
         assert not self.going.is_set(), "an update of a server that samples"
         version, wrong = body["weight_version"], knobs()
         if wrong.get("die") == version:
@@ -161,6 +163,9 @@ class Fake:
         if wrong.get("flip") == version:
             new["model.norm.weight"].view(np.int32)[0] ^= 1
         self.weights, self.version = new, version
+        if body["flush_cache"] != (self.paused_by == "retract"):  # a session that stands still keeps its entries
+            return web.json_response({"success": False, "message": "Flush cache failed"}, status=400)
+        self.flushes += body["flush_cache"]
         return web.json_response({"success": True, "message": "", "num_paused_requests": 0})
 
     async def check(self, http: web.Request) -> web.Response:

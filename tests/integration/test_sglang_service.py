@@ -114,6 +114,29 @@ def test_a_swap_in_mid_generation_shows_in_the_version_spans(world):
     world(test)
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_swap_keeps_the_cache_unless_it_is_to_be_flushed(world, flushes):
+    async def test(w: World) -> None:
+        w.p.write_version(0, None)
+        await w.p.start_run()
+        async with w.replica(flush_on_swap=flushes) as replica:
+            await w.p.applied(0)
+            generating = asyncio.create_task(ask(replica.health.url, "/generate", body_of([1, 2], 60, extra_key="0")))
+            w.wrong(refuse=["1"])  # what served before is loaded again, and flushed again
+            w.p.write_version(1, 0)
+            await w.p.announce(1, 0)
+            await asyncio.sleep(0.3)
+            w.wrong()
+            await w.p.applied(1)
+            status, answer = await generating
+            assert (status, len(answer["output_ids"])) == (200, 60)
+            again = await ask(replica.health.url, "/generate", body_of([1, 2], 2, extra_key="0"))
+            assert again[1]["meta_info"]["oldest_kv_version"] == (1 if flushes else 0)
+            assert bool((await w.server(replica))["flushes"]) is flushes
+
+    world(test)
+
+
 def test_a_stop_in_the_middle_of_a_swap_lets_running_requests_end(world):
     async def test(w: World) -> None:
         w.p.write_version(0, None)

@@ -66,7 +66,7 @@ class Api(Contract):
         )
 
         def read(data: bytes) -> dict[str, Any]:
-            mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag)
+            mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag, flushes=live.flushes)
             _count(mine)
             return mine
 

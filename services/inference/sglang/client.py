@@ -71,7 +71,8 @@ class Client:
     # -- control -------------------------------------------------------------------------------------------------------
 
     async def pause(self, mode: str, limit_s: float) -> None:
-        """in_place: running requests stand still with their cache, and so does the routing that was recorded for them."""
+        """in_place: running requests stand still with their cache, and so does the routing that was recorded for them. retract:
+        they give their cache up, and wait to compute it again."""
         await self._json("POST", "/pause_generation", {"mode": mode}, limit_s)
 
     async def settle(self, limit_s: float) -> None:
@@ -82,15 +83,15 @@ class Client:
     async def proceed(self, limit_s: float) -> None:
         await self._json("POST", "/continue_generation", {}, limit_s)
 
-    async def update(self, folder: str, serial: int, limit_s: float) -> None:
+    async def update(self, folder: str, serial: int, limit_s: float, *, flush: bool) -> None:
         """Loads a folder over the weights that serve, drafts included. Only while paused: then it begins at once.
 
         Of SGLang's ways to load, this one alone rereads everything (weights that were packed after loading included),
-        needs no tensors in a pickle, and serves every rank and copy from one call. The cache stays: its entries are
-        keyed by lineage and version, and flushing it while requests stand still is answered with 400 although the weights
-        changed.
+        needs no tensors in a pickle, and serves every rank and copy from one call. `flush` empties the cache, and is only for
+        what was paused by `retract`: where requests stand still with theirs it is answered with 400 although the weights
+        changed. Without it the cache stays: its entries are keyed by lineage and version.
         """
-        body = {"model_path": folder, "load_format": "safetensors", "weight_version": str(serial), "flush_cache": False}
+        body = {"model_path": folder, "load_format": "safetensors", "weight_version": str(serial), "flush_cache": flush}
         await self._json("POST", "/update_weights_from_disk", body, limit_s)
 
     async def checksums(self, limit_s: float) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class SglangLive:
     ) -> None:
         self.settings, self.model, self.context, self._client, self._root = settings, model, context, client, root
         self.server: Server | None = None
-        self.lag = overlap_lag(settings)
+        self.lag, self.flushes = overlap_lag(settings), settings.flush_on_swap
         self.lineage = secrets.token_hex(
             8
         )  # of one run on one base: no other start of an engine finds its cache entries
@@ -139,9 +139,9 @@ class SglangLive:
                     "`etude inference flags` prints"
                 )
             async with self.still:
-                await self._client.pause("in_place", CONTROL_S)
+                await self._client.pause("retract" if self.flushes else "in_place", CONTROL_S)
                 await self._client.settle(CONTROL_S)
-                await self._client.update(str(self.served.folder), self.serial, self.settings.sglang_update_s)
+                await self._update(self.served)
                 await self._verify(self.served)
                 await self._client.proceed(CONTROL_S)
         else:
@@ -176,7 +176,7 @@ class SglangLive:
             started, found = time.perf_counter(), self.server.paused
             self.server.paused = True
             try:
-                await self._client.pause("in_place", CONTROL_S)
+                await self._client.pause("retract" if self.flushes else "in_place", CONTROL_S)
                 await self._client.settle(CONTROL_S)
                 await self._replace(new, found)
                 await self._go_on(found)
@@ -187,6 +187,10 @@ class SglangLive:
                 self.server.paused = found and self.server.up.is_set()  # a new process stands still for nobody
             return time.perf_counter() - started
 
+    async def _update(self, version: Served) -> None:
+        limit_s = self.settings.sglang_update_s
+        await self._client.update(str(version.folder), version.serial, limit_s, flush=self.flushes)
+
     async def _go_on(self, paused: bool) -> None:
         if not paused:
             await self._client.proceed(CONTROL_S)
@@ -195,7 +199,7 @@ class SglangLive:
         """While it stands still. Where it fails, what served before is loaded again and goes on, unless it was `paused`:
         raises WeightsError."""
         try:
-            await self._client.update(str(new.folder), new.serial, self.settings.sglang_update_s)
+            await self._update(new)
             await self._verify(new)
         except (ServerLost, ServerRefused, WeightsError) as error:
             log.warning("load_undone", serial=new.serial, back_to=self.serial, error=str(error)[:500])
@@ -209,7 +213,7 @@ class SglangLive:
         assert self.server is not None
         old = self.served
         try:
-            await self._client.update(str(old.folder), old.serial, self.settings.sglang_update_s)
+            await self._update(old)
             await self._verify(old)
             await self._go_on(paused)
         except (ServerLost, ServerRefused, WeightsError) as error:

@@ -13,7 +13,7 @@ The contract is SGLang's in most; what differs, and is settled here (SGLang `fla
 - What a step samples while an update pauses it is booked under the new version. Spans are cut `lag` tokens later, so that
   a token may be said to be of the version before, and never of one that did not exist when it was sampled.
 - `oldest_kv_version` is ours: an engine that keeps its cache over a swap, keyed by the version that a session began
-  under, has read nothing older than that.
+  under, has read nothing older than that. One that flushes it (`flush_on_swap`) has read nothing older than what sampled.
 """
 
 from __future__ import annotations
@@ -95,13 +95,23 @@ def request_body(
 
 
 def answer(
-    data: bytes, rid: str, asked: GenerateRequest, sampling: SamplingParams, *, serial: int, routing: bool, lag: int = 0
+    data: bytes,
+    rid: str,
+    asked: GenerateRequest,
+    sampling: SamplingParams,
+    *,
+    serial: int,
+    routing: bool,
+    lag: int = 0,
+    flushes: bool = False,
 ) -> dict[str, Any]:
-    """Our answer, ready to be encoded; what is large stays as it came. `lag`: see `flags.overlap_lag`. Raises BadAnswer."""
+    """Our answer, ready to be encoded; what is large stays as it came. `serial`: what served when it was asked. `lag`: see
+    `flags.overlap_lag`. `flushes`: no swap leaves anything in the cache. Raises BadAnswer."""
     try:
         reply = _REPLY.decode(data)
         meta = _META.decode(reply.meta_info)
-        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag)
+        began = None if flushes else asked.extra_key
+        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag, began)
     except msgspec.DecodeError as error:
         raise BadAnswer(f"/generate: {error}") from None
 
@@ -115,6 +125,7 @@ def _answer(
     serial: int,
     routing: bool,
     lag: int,
+    began: str | None,
 ) -> dict[str, Any]:
     spans = _cut_later(_spans(meta, len(tokens)), lag)
     newest = spans[-1].version if spans else _read(meta, "weight_version", str | int, str(serial))
@@ -126,7 +137,7 @@ def _answer(
         "cached_tokens": _read(meta, "cached_tokens", int, 0),
         "weight_version": str(newest),
         "weight_versions": [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans],
-        "oldest_kv_version": _oldest(asked.extra_key, serial, [_serial(s.version) for s in spans]),
+        "oldest_kv_version": _oldest(began, serial, [_serial(s.version) for s in spans]),
     }
     if asked.return_logprob:
         pairs = _read(meta, "output_token_logprobs", list[tuple[float, int, Any]], [])
@@ -182,9 +193,9 @@ def _serial(version: str | int) -> int:
         raise BadAnswer(f"/generate: weight version {version!r}; expected the serial of a published version") from None
 
 
-def _oldest(extra_key: str | None, serial: int, versions: list[int]) -> int:
-    """The version that the session's key names, or the oldest that sampled."""
-    named = (extra_key or "").removeprefix("@")
+def _oldest(began: str | None, serial: int, versions: list[int]) -> int:
+    """The version that the key of a kept session names, or the oldest that sampled."""
+    named = (began or "").removeprefix("@")
     return min([*versions, int(named)] if named.isdecimal() else versions, default=serial)
 
 

@@ -221,3 +221,10 @@ def test_a_stream_tells_the_tokens_so_far():
     assert stream_part(json.dumps(recorded()).encode(), "x") == ([11, 12, 13], True)
     with pytest.raises(BadAnswer, match="too long"):
         stream_part(b'{"error": {"message": "too long"}}', "x")
+
+
+def test_where_a_swap_flushes_the_cache_nothing_older_was_read_than_what_sampled():
+    spans = [{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 3}]
+    kept = back(recorded(weight_versions=spans))["meta_info"]
+    flushed = back(recorded(weight_versions=spans), flushes=True)["meta_info"]
+    assert (kept["oldest_kv_version"], flushed["oldest_kv_version"]) == (6, 7)
