@@ -61,6 +61,7 @@ ci: lint sglang fuzz ## what every change must pass, real servers, SGLang and sc
 
 nightly: ci bench chart  ## long kills, soaks, full benchmarks
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
+	@$(BIN)/python -m benchmarks.soak
 
 chart: setup     ## the Helm chart against Kubernetes' schemas, the dashboards against Grafana's (needs Go)
 	@$(BIN)/python -m infra.grafana.schema

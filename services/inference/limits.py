@@ -31,7 +31,8 @@ class ClientStalled(ConnectionError):
 
 
 async def body_of(http: web.Request) -> bytes:
-    """The whole body. Raises TooLarge, and TooSlow where it does not come within STALL_S and the time that its bytes may take."""
+    """The whole body. Raises TooLarge; TooSlow where it does not come within STALL_S and the time that its bytes may take; and
+    BadRequest where the client leaves before its end."""
     if (http.content_length or 0) > MAX_BODY:
         raise _too_large(http.content_length or 0)
     data, began = bytearray(), asyncio.get_running_loop().time()
@@ -48,6 +49,8 @@ async def body_of(http: web.Request) -> bytes:
             f"request body: {len(data)} bytes within {STALL_S:g} s; allowed: the whole, {STALL_S:g} s and a second for "
             f"every {SLOWEST} bytes"
         ) from None
+    except ConnectionError:
+        raise BadRequest(f"request body: {len(data)} bytes, then the connection ended") from None
     return bytes(data)
 
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
 
+from services.inference.config import InferenceSettings
 from tests.integration.engine_platform import Platform, ask, body_of, run, until
 
 
@@ -89,3 +90,9 @@ def test_a_body_that_is_no_json_names_what_is_wrong(tmp_path):
                     assert "sampling_params" in (text := await answer.text()) or "input_ids" in text
 
     run(test, tmp_path)
+
+
+def test_flushing_at_a_swap_is_refused_for_the_embedded_engine_with_who_can(tmp_path):
+    with pytest.raises(ValueError, match="flush_on_swap: found true; allowed: false with engine 'embedded'"):
+        InferenceSettings(state=tmp_path, flush_on_swap=True)
+    assert InferenceSettings(state=tmp_path, flush_on_swap=True, engine="sglang").flush_on_swap

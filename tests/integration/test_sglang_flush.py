@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import signal
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.sglang import KINDS, interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 START_S, SAME = 900, 1e-4
+ASKED = {"extra_key": "0", "return_routed_experts": True}
 
 
 def test_what_runs_over_a_swap_goes_on_with_keys_and_values_of_the_new_version(tmp_path, monkeypatch):
@@ -44,8 +46,14 @@ def test_what_runs_over_a_swap_goes_on_with_keys_and_values_of_the_new_version(t
         assert [s["version"] for s in meta["weight_versions"]] == ["0", "1"]
         assert meta["num_retractions"] > 0
         whole = torch.tensor(prompt + sampled)
-        logits = p.model.logits(p.model(whole, torch.arange(len(whole)), causal_rows(1, len(whole))).hidden_ND)
-        now = logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(sampled)), sampled].numpy()
+        out = p.model(whole, torch.arange(len(whole)), causal_rows(1, len(whole)))
+        rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), "<i4").reshape(-1, *out.experts_NLK.shape[1:])
+        assert np.array_equal(np.sort(rows, -1), out.experts_NLK[:-1].sort(-1).values.numpy())  # of all before, too
+        now = (
+            p.model.logits(out.hidden_ND)
+            .log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(sampled)), sampled]
+            .numpy()
+        )
         told = np.array([logprob for logprob, _, _ in meta["output_token_logprobs"]])
         at = meta["weight_versions"][1]["start"]
         assert np.abs(now - told)[at:].max() <= SAME  # as if all before had been the new version's
@@ -59,7 +67,7 @@ async def over_a_swap(p: Platform, url: str) -> list[tuple[list[int], dict[str, 
     async def asking(new: int) -> None:
         while not there.is_set():
             prompt = [5, 6, new]
-            status, answer = await ask(url, "/generate", body_of(prompt, new, extra_key="0"))
+            status, answer = await ask(url, "/generate", body_of(prompt, new, **ASKED))
             assert status == 200
             answers.append((prompt, answer))
 

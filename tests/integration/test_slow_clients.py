@@ -140,6 +140,17 @@ def test_a_body_that_comes_byte_by_byte_is_refused_after_a_while_and_nobody_wait
     serving(test)
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_the_replica(serving, caplog):
+    async def test(replica: Inference) -> None:
+        with contextlib.closing(connect(replica.health.url)) as gone:
+            await asyncio.get_running_loop().sock_sendall(gone, head("/generate", 1000) + b"{")
+            await until(lambda: replica.health._runner.server.connections)  # type: ignore[union-attr]
+        await until(lambda: not replica.health._runner.server.connections)  # type: ignore[union-attr]
+        assert not caplog.records
+
+    serving(test)
+
+
 def test_a_body_that_is_too_large_is_refused_in_json_with_what_is_allowed(serving, monkeypatch):
     monkeypatch.setattr(limits, "MAX_BODY", 1 << 16)
 
