@@ -4,8 +4,13 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .name }}
 {{- end }}
 
+{{/* Not empty: its engine is SGLang. */}}
+{{- define "etude.sglang" -}}
+{{- if eq (.service.engine | default "embedded") "sglang" }}yes{{ end }}
+{{- end }}
+
 {{- define "etude.image" -}}
-{{ .root.Values.images.registry }}etude/{{ .service.image }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+{{ .root.Values.images.registry }}etude/{{ .service.image }}{{ if include "etude.sglang" . }}-sglang{{ end }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{/* What every service is told; the same names as docker-compose.yml uses. */}}
@@ -30,6 +35,9 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- if .service.jobs }}
 - {name: ETUDE_JOBS, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: jobs}}}
+{{- end }}
+{{- if include "etude.sglang" . }}
+- {name: ETUDE_ENGINE, value: sglang}
 {{- end }}
 {{- if eq .name "console" }}
 - {name: ETUDE_CONSOLE_SCHEDULER, value: "http://{{ .root.Release.Name }}-scheduler:8700"}

@@ -78,6 +78,21 @@ def test_an_address_in_the_values_holds_no_password():
         assert re.search(properties["objects"]["pattern"], objects)
 
 
+def test_with_sglang_a_pod_has_the_image_the_memory_and_the_cache_that_the_compose_file_gives():
+    gpu = yaml.safe_load((CHART / "values-gpu.yaml").read_text())["services"]["inference"]
+    composed = COMPOSE["inference-gpu"]
+    assert gpu["engine"] == composed["environment"]["ETUDE_ENGINE"] == "sglang"
+    assert composed["image"].startswith(f"etude/{VALUES['services']['inference']['image']}-sglang:")
+    assert composed["stop_grace_period"] == f"{gpu['graceS']}s"
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpu["nodeSelector"]
+    assert gpu["tolerations"]
+    services = (CHART / "templates" / "services.yaml").read_text()
+    for name, path in {"shm": "/dev/shm", "kernels": "/kernels"}.items():
+        assert f"{{name: {name}, mountPath: {path}}}" in services
+        assert f"- {{name: {name}, emptyDir:" in services
+
+
 def test_no_server_and_no_secret_has_a_default():
     assert set(VALUES["servers"].values()) == {""}
     assert not any("secret" in service for service in VALUES["services"].values())
