@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.neighbours import Endpoint, Resolve, addresses, find
-from shared.settings import REFUSED, ServiceSettings
+from shared.settings import REFUSED, ServiceSettings, load
 
 ASKED_AT_ONCE = 32  # a silent one takes its second
 
@@ -63,9 +63,10 @@ def collect(state: Path, resolve: Resolve = addresses) -> list[dict[str, Any]]:
         supervised = json.loads((state / "supervisor.json").read_text())["services"]
     except (OSError, ValueError, KeyError):
         supervised = {}
+    settings = load(ServiceSettings, []).model_copy(update={"state": state})
     asked: dict[str, tuple[Endpoint, dict[str, Any] | None]] = {}
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        for endpoint, answer in threads.map(_ask, find(ServiceSettings(state=state), resolve)):
+        for endpoint, answer in threads.map(_ask, find(settings, resolve)):
             asked.setdefault(endpoint.called, (endpoint, answer))
     return list(_rows(supervised, asked))
 

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from etude.status import collect
 from services.console.flow import Snapshot, flow
 from services.console.neighbours import survey
+from services.trainer.cli import _engines as engines_of
 from shared.neighbours import Endpoint, addresses, announced, find, named
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, load
 from shared.telemetry import Health
 
 ENGINES = "engines.example"
@@ -76,6 +77,13 @@ def test_status_lists_them_too(tmp_path, monkeypatch):
             assert rows[1]["waits"][0]["waits_on"] == "a run"
 
     asyncio.run(scenario())
+
+
+def test_engines_that_are_known_by_name_are_verified_too(monkeypatch):
+    monkeypatch.setenv("ETUDE_NEIGHBOURS", json.dumps({"inference": ["localhost:8700"], "trainer": ["localhost:8701"]}))
+    urls = engines_of(load(ServiceSettings, []).model_copy(update={"state": Path("nowhere")}))
+    assert "http://127.0.0.1:8700" in urls
+    assert not [url for url in urls if url.endswith(":8701")]
 
 
 def test_who_announced_itself_is_not_found_again_by_its_name(tmp_path):
