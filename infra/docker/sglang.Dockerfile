@@ -11,14 +11,16 @@ ARG SGLANG_PYTHON=/usr/bin/python3
 ARG UV=0.9.7
 # Ours only hashes and writes weights, on the CPU.
 ARG TORCH_BACKEND=cpu
+ARG EXTRAS=""
 ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1
 RUN "${SGLANG_PYTHON}" -m pip install --no-cache-dir --break-system-packages uv==${UV} \
  && "${SGLANG_PYTHON}" -m uv venv --python "${SGLANG_PYTHON}" /opt/etude
 WORKDIR /src
 COPY pyproject.toml ./
 COPY constraints/linux.txt constraints/linux.txt
+# hadolint ignore=SC2086
 RUN "${SGLANG_PYTHON}" -m uv pip install --python /opt/etude -c constraints/linux.txt -r pyproject.toml \
-    ${TORCH_BACKEND:+--torch-backend "${TORCH_BACKEND}"} --extra kafka --extra s3 --extra inference
+    ${TORCH_BACKEND:+--torch-backend "${TORCH_BACKEND}"} --extra kafka --extra s3 --extra inference ${EXTRAS}
 COPY . .
 RUN "${SGLANG_PYTHON}" -m uv pip install --python /opt/etude --no-deps .
 

@@ -429,13 +429,14 @@ def test_the_sdk_of_traces_is_in_every_image_that_is_built_with_it_and_never_in_
     built = {name: service["build"] for name, service in OURS.items()}
     assert {name for name, build in built.items() if "EXTRAS" not in build.get("args", {})} == {"demo"}
     stages = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.MULTILINE)
-    assert {name for name in stages if "${EXTRAS}" in _stage(name)} == {
+    assert {name for name in stages if "${EXTRAS}" in _stage(DOCKERFILE, name)} == {
         "packages",
         "inference-packages",
         "trainer-extras",
     }
-    assert "COPY --from=trainer-extras" in _stage("trainer")
-    assert "extras" not in (_stage("with-trainer") + _stage("demo")).lower()
+    assert "${EXTRAS}" in _stage(SGLANG, "packages")
+    assert "COPY --from=trainer-extras" in _stage(DOCKERFILE, "trainer")
+    assert "extras" not in (_stage(DOCKERFILE, "with-trainer") + _stage(DOCKERFILE, "demo")).lower()
     assert ALL["demo"]["environment"]["ETUDE_TRACES"] == 0
     assert COMPOSE["x-environment"]["ETUDE_TRACES"] == "${ETUDE_TRACES:-0}"
 
