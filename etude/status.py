@@ -7,6 +7,9 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +17,10 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from shared.settings import REFUSED
+from shared.neighbours import Endpoint, Resolve, addresses, find
+from shared.settings import REFUSED, ServiceSettings, load
+
+ASKED_AT_ONCE = 32  # a silent one takes its second
 
 
 def _gone(url: str) -> bool:
@@ -29,37 +35,54 @@ def _gone(url: str) -> bool:
 def _get(url: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return json.load(answer)
+            found = json.load(answer)
     except urllib.error.HTTPError as error:  # /readyz answers 503 with a body
         try:
-            return json.load(error)
+            found = json.load(error)
         except ValueError:
             return None
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
-def collect(state: Path) -> list[dict[str, Any]]:
+def _ask(endpoint: Endpoint) -> tuple[Endpoint, dict[str, Any] | None]:
+    """With its name, where it tells one, and its answer to whether it is ready; None: it does not answer."""
+    told = endpoint
+    if not endpoint.name:
+        said = _get(f"{endpoint.url}/healthz") or {}
+        told = replace(endpoint, name=str(said.get("name", "")))
+    answer = _get(f"{endpoint.url}/readyz") if told.name else None
+    return (endpoint if answer is None else told), answer
+
+
+def collect(state: Path, resolve: Resolve = addresses) -> list[dict[str, Any]]:
     """One row per service: {name, pid, url, state: ready|waiting|starting|silent|refused|down, waits: [...], restarts}.
     refused: its settings are bad, and it is not started again."""
     try:
         supervised = json.loads((state / "supervisor.json").read_text())["services"]
     except (OSError, ValueError, KeyError):
         supervised = {}
-    endpoints = {}
-    for path in sorted((state / "run").glob("*.json")):
-        try:
-            endpoints[path.stem] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue  # being written right now
-    rows = []
-    for name in list(supervised) + [n for n in endpoints if n not in supervised]:
-        child, endpoint = supervised.get(name, {}), endpoints.get(name)
+    settings = load(ServiceSettings, []).model_copy(update={"state": state})
+    asked: dict[str, tuple[Endpoint, dict[str, Any] | None]] = {}
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        for endpoint, answer in threads.map(_ask, find(settings, resolve)):
+            asked.setdefault(endpoint.called, (endpoint, answer))
+    return list(_rows(supervised, asked))
+
+
+def _rows(
+    supervised: dict[str, Any], asked: dict[str, tuple[Endpoint, dict[str, Any] | None]]
+) -> Iterator[dict[str, Any]]:
+    for name in dict.fromkeys([*supervised, *asked]):
+        child, (endpoint, answer) = supervised.get(name, {}), asked.get(name, (None, None))
         row: dict[str, Any] = {"name": name, "pid": child.get("pid"), "restarts": child.get("restarts", 0), "waits": []}
-        row["url"] = endpoint["url"] if endpoint else ""
-        if endpoint and (answer := _get(endpoint["url"] + "/readyz")) is not None:
+        row["url"] = endpoint.url if endpoint else ""
+        if answer is not None:
             row["state"], row["waits"] = ("ready" if answer.get("ready") else "waiting"), answer.get("waits", [])
-        elif endpoint and name not in supervised and _gone(endpoint["url"]):
+        elif endpoint and not endpoint.name:
+            row["state"] = "silent"  # a name of the network says that it is there
+        elif endpoint and name not in supervised and _gone(endpoint.url):
             continue
         elif child.get("last_exit") == REFUSED:
             row["state"] = "refused"
@@ -67,8 +90,7 @@ def collect(state: Path) -> list[dict[str, Any]]:
             row["state"] = "silent" if endpoint else "starting"
         else:
             row["state"] = "down"
-        rows.append(row)
-    return rows
+        yield row
 
 
 def show(state: Path, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ import sys
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -60,6 +60,12 @@ class ServiceSettings(BaseSettings):
     )
     port: int = Field(0, ge=0, le=65535, description="Port of this service's HTTP endpoints; 0: a free one.")
     name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
+    neighbours: dict[str, list[Annotated[str, Field(pattern=r"^[^\s/:]+:[0-9]{1,5}$")]]] = Field(
+        {},
+        description="Service → names of the network, each HOST:PORT, as JSON: every address that such a name has is a replica. "
+        "The console, `etude status` and `etude weights verify` ask them besides those that announced themselves below the state "
+        "directory.",
+    )
     logs: str = Field(
         "auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON."
     )
@@ -214,6 +220,11 @@ def dump(settings: ServiceSettings) -> str:
     return "\n".join(
         f"{name} = {masked(value) if isinstance(value, str) else value!r}" for name, value in values.items()
     )
+
+
+def in_url(host: str) -> str:
+    """An address of IPv6 stands in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def masked(url: str) -> str:

@@ -27,7 +27,7 @@ from prometheus_client.exposition import choose_encoder
 
 from shared import telemetry_spans
 from shared.contracts.tracing import trace_id
-from shared.settings import ServiceSettings, Told
+from shared.settings import ServiceSettings, Told, in_url
 
 
 def configure_logs(service: str, settings: ServiceSettings) -> None:
@@ -84,10 +84,6 @@ WAITS = Gauge(
 )
 READY = Gauge("etude_health_ready", "1 while the service waits on nothing.")
 _LABEL_CHARS = 80  # what is waited on may carry an error's text; a label is no log
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 class Health:
@@ -158,7 +154,7 @@ class Health:
                 "set ETUDE_PORT to a free port or end what uses it"
             ) from None
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        self.url = f"http://{_in_url(self.settings.reachable)}:{port}"
+        self.url = f"http://{in_url(self.settings.reachable)}:{port}"
         self._file = self.settings.state / "run" / f"{self.name}.json"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         written = self._file.with_suffix(".tmp")  # whole or not at all: `etude status` and others read it at any time

@@ -59,6 +59,7 @@ WATCHING = (  # that is off in every values file
 INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
     "node": (BUS, OBJECTS),
     "cluster": (BUS, OBJECTS, SCALING),
+    "cluster gpu": (BUS, OBJECTS, SCALING),
     "node access": (),
     "cluster access": (SCALING, "scaling.kafka.prefix=team-a", *WATCHING),
 }

@@ -33,12 +33,6 @@ class ConsoleSettings(ServiceSettings):
         "this machine alone (127.0.0.1, ::1, localhost).",
     )
 
-    console_scheduler: str = Field(
-        "",
-        description="Address of the scheduler (http://HOST:PORT), which knows how hard problems are; empty: the one that "
-        "announced itself below the state directory.",
-    )
-
     @property
     def formats(self) -> Path:
         """Chat formats of runs' base checkpoints, as downloaded."""

@@ -1,21 +1,20 @@
-"""The services beside this one: what `<state>/run/*.json` names, and what each says when asked whether it is ready."""
+"""The services beside this one (shared.neighbours), and what each says when asked whether it is ready."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
 from services.console.measures import Samples, read
+from shared.neighbours import Endpoint, Resolve, addresses, find
+from shared.settings import ServiceSettings
 
 ASK_WITHIN_S = 1.0
 MOST_BYTES = 4 << 20
+MOST_NAME_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """`state`: ready, waiting (see `waits`), or silent (its file is there, it does not answer). `samples`: of its metrics."""
+    """`state`: ready, waiting (see `waits`), or silent (it should be there, and does not answer). `samples`: of its metrics.
+    One that never said its name is called by its address, and has no pid."""
 
     name: str
     service: str
@@ -37,37 +37,36 @@ class Neighbour:
     samples: Samples = field(default_factory=dict)
 
 
-def endpoints(state: Path) -> Iterator[dict[str, Any]]:
-    """What the services wrote about themselves. A file that is being written, or is none of ours, is left out."""
-    for path in sorted((state / "run").glob("*.json")):
-        try:
-            found = json.loads(path.read_text())
-            if {"name", "service", "url", "pid"} <= found.keys() and urlsplit(found["url"]).scheme == "http":
-                yield found
-        except (OSError, ValueError, AttributeError, TypeError):
-            continue
-
-
-async def ask(session: aiohttp.ClientSession, endpoint: dict[str, Any]) -> Neighbour | None:
+async def ask(session: aiohttp.ClientSession, endpoint: Endpoint) -> Neighbour | None:
     """None: nobody has that name any more. A container that was killed and replaced leaves its file behind."""
     state = "silent"
     waits: tuple[Wait, ...] = ()
     samples: Samples = {}
     try:
+        if not endpoint.name:
+            endpoint = await _introduced(session, endpoint)
         async with session.get(
-            f"{endpoint['url']}/readyz", timeout=aiohttp.ClientTimeout(total=ASK_WITHIN_S), allow_redirects=False
+            f"{endpoint.url}/readyz", timeout=aiohttp.ClientTimeout(total=ASK_WITHIN_S), allow_redirects=False
         ) as answer:
             body = await answer.json(content_type=None)
             state = "ready" if body["ready"] else "waiting"
             waits = tuple(Wait(str(w["waits_on"]), float(w["seconds"])) for w in body["waits"])
-        samples = await _samples(session, endpoint["url"])
+        samples = await _samples(session, endpoint.url)
     except aiohttp.ClientConnectorDNSError:
-        return None
+        if endpoint.name:
+            return None
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
         pass
-    return Neighbour(
-        str(endpoint["name"]), str(endpoint["service"]), endpoint["url"], int(endpoint["pid"]), state, waits, samples
-    )
+    return Neighbour(endpoint.called, endpoint.service, endpoint.url, endpoint.pid, state, waits, samples)
+
+
+async def _introduced(session: aiohttp.ClientSession, endpoint: Endpoint) -> Endpoint:
+    """As it says that it is."""
+    async with session.get(
+        f"{endpoint.url}/healthz", timeout=aiohttp.ClientTimeout(total=ASK_WITHIN_S), allow_redirects=False
+    ) as answer:
+        said = json.loads(await bounded(answer, MOST_NAME_BYTES))
+    return replace(endpoint, service=str(said["service"]), name=str(said["name"]), pid=int(said["pid"]))
 
 
 async def _samples(session: aiohttp.ClientSession, url: str) -> Samples:
@@ -88,8 +87,14 @@ async def bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-async def survey(session: aiohttp.ClientSession, state: Path) -> list[Neighbour]:
-    """All of them, asked at the same time."""
-    found = await asyncio.to_thread(lambda: list(endpoints(state)))
+async def survey(
+    session: aiohttp.ClientSession, settings: ServiceSettings, resolve: Resolve = addresses
+) -> list[Neighbour]:
+    """All of them, asked at the same time; by name each once, whatever number of addresses it has."""
+    found = await asyncio.to_thread(find, settings, resolve)
     answers = await asyncio.gather(*[ask(session, endpoint) for endpoint in found])
-    return [neighbour for neighbour in answers if neighbour]
+    known: dict[str, Neighbour] = {}
+    for neighbour in answers:
+        if neighbour:
+            known.setdefault(neighbour.name, neighbour)
+    return list(known.values())

@@ -26,6 +26,7 @@ class Standing:
 def standings(board: Board, neighbours: Sequence[Neighbour], now: float) -> list[Standing]:
     """By pool and name. `now`: Unix seconds. `neighbours`: those that the console could see; none where it sees no replica."""
     seen = {n.name: n.state for n in neighbours if n.service == "inference"}
+    mute = {n.url for n in neighbours if n.state == "silent"}  # one whose address alone is known has told no name
     newest_at = {replica.url: name for name, replica in board.replicas.items()}  # in the order in which they spoke last
 
     def gone(name: str, replica: PolicyApplied) -> str:
@@ -33,8 +34,10 @@ def standings(board: Board, neighbours: Sequence[Neighbour], now: float) -> list
             return ""
         if newest_at[replica.url] != name:
             return f"{newest_at[replica.url]} has its address"
+        if seen.get(name) == "silent" or replica.url in mute:
+            return "it does not answer"
         if name in seen:
-            return "it does not answer" if seen[name] == "silent" else ""
+            return ""
         if seen:
             return "no service of this name is beside the console any more"
         overtaken = now - board.overtaken.get(name, now)

@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 
 from services.console.config import ConsoleSettings
-from services.console.neighbours import bounded, endpoints
+from services.console.neighbours import bounded
+from shared import neighbours
 from shared.contracts.standing import HardnessPage
 
 ASK_WITHIN_S = 20.0  # a large ledger is read then; later pages are quick
@@ -22,7 +23,7 @@ class NoAnswer(Exception):
 
 async def hardness(http: aiohttp.ClientSession, settings: ConsoleSettings, query: Mapping[str, str]) -> HardnessPage:
     """Raises NoAnswer."""
-    said = "no scheduler has announced itself; set ETUDE_CONSOLE_SCHEDULER where it runs on another machine"
+    said = "no scheduler has announced itself; name its address in ETUDE_NEIGHBOURS where it runs on another machine"
     for url in await asyncio.to_thread(_addresses, settings):
         try:
             async with http.get(
@@ -43,9 +44,7 @@ async def hardness(http: aiohttp.ClientSession, settings: ConsoleSettings, query
 
 
 def _addresses(settings: ConsoleSettings) -> list[str]:
-    if settings.console_scheduler:
-        return [settings.console_scheduler.rstrip("/")]
-    return [found["url"] for found in endpoints(settings.state) if found["service"] == "scheduler"]
+    return [found.url for found in neighbours.find(settings) if found.service == "scheduler"]
 
 
 def _error(body: bytes) -> str:

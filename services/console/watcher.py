@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from pathlib import Path
 
 import aiohttp
 
 from services.console.flow import Snapshot
 from services.console.lag import Lags
 from services.console.neighbours import survey
+from shared.settings import ServiceSettings
 
 FRESH_S = 3.0
 PATIENCE_S = 2.0  # a page does not wait longer; it shows what was found before
@@ -21,9 +21,9 @@ FIRST_S = 10.0  # before the first look there is nothing to show
 class Watcher:
     """`before` and `now`: the last two looks, from which rates follow."""
 
-    def __init__(self, state: Path, lags: Lags) -> None:
+    def __init__(self, settings: ServiceSettings, lags: Lags) -> None:
         self.now, self.before = Snapshot(0.0), Snapshot(0.0)
-        self._state, self._lags = state, lags
+        self._settings, self._lags = settings, lags
         self._looking: asyncio.Task[None] | None = None
 
     async def look(self, http: aiohttp.ClientSession) -> tuple[Snapshot, Snapshot | None]:
@@ -49,5 +49,5 @@ class Watcher:
                 await self._looking
 
     async def _look(self, http: aiohttp.ClientSession) -> None:
-        neighbours, _ = await asyncio.gather(survey(http, self._state), self._lags.look())
+        neighbours, _ = await asyncio.gather(survey(http, self._settings), self._lags.look())
         self.before, self.now = self.now, Snapshot(time.monotonic(), tuple(neighbours), self._lags.known)

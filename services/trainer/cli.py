@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
@@ -13,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from shared import neighbours, weights
 from shared import objects as stores
-from shared import weights
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
@@ -107,11 +106,7 @@ def _config(objects: Objects, run: str) -> RunConfig:
 
 
 def _engines(settings: ServiceSettings) -> list[str]:
-    found = []
-    for path in sorted((settings.state / "run").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):  # being written, or gone since
-            found.append(json.loads(path.read_text()))
-    return [entry["url"] for entry in found if isinstance(entry, dict) and entry.get("service") == "inference"]
+    return [found.url for found in neighbours.find(settings) if found.service == "inference"]
 
 
 def _manifest(objects: Objects, run: str, serial: int) -> tuple[Ref, weights.Manifest]:

@@ -8,16 +8,28 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from shared.sandbox import CallResult, FunctionRun
-from shared.sandbox.slot import Slot
+
+
+class Runner(Protocol):
+    """What an adapter gives: a place for one run at a time. Used by one thread at a time; a process forked from the one that
+    made it has slots of its own, and leaves this one alone."""
+
+    def run(self, run: FunctionRun) -> list[CallResult]:
+        """One result per call, in order, also of a run that died or hung. What is broken is replaced and the run given once
+        more; then SandboxUnavailable."""
+
+    def close(self) -> None:
+        """Ends what it holds. Repeating it does nothing."""
 
 
 class FunctionPool:
     """At most `workers` runs at a time, the rest waits. Any number of tasks and threads may call; a process forked from
     this one gets slots of its own."""
 
-    def __init__(self, make_slot: Callable[[int], Slot], workers: int) -> None:
+    def __init__(self, make_slot: Callable[[int], Runner], workers: int) -> None:
         if workers < 1:
             raise ValueError(f"workers: found {workers}, expected at least 1")
         self.workers = workers
@@ -55,7 +67,7 @@ class FunctionPool:
                 return
             self._owner, self._closed = os.getpid(), False
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
-            self._idle: queue.LifoQueue[Slot] = queue.LifoQueue()  # the last used is the warmest
+            self._idle: queue.LifoQueue[Runner] = queue.LifoQueue()  # the last used is the warmest
             for number in reversed(range(self.workers)):
                 self._idle.put(self._make_slot(number))
 

@@ -1,12 +1,9 @@
-"""Functions: the same promises from the sandbox and from the bare process (which keeps only these, none of the attacks')."""
+"""Functions: the same promises from every adapter. The bare process keeps only these, none of the attacks'."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
-import shutil
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,13 +11,17 @@ import pytest
 from shared.problems.values import decode, encode
 from shared.sandbox import CallResult, FunctionRun, Limits, SandboxUnavailable, connect
 from shared.sandbox.pool import FunctionPool
+from tests.contract.sandboxes import FUNCTIONS, OfFunctions, every
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "process"])
-def functions(request: pytest.FixtureRequest) -> Iterator[FunctionPool]:
-    if request.param == "bubblewrap" and not shutil.which("bwrap"):
-        pytest.skip("bwrap is not installed")
-    pool = connect(request.param, workers=2)
+@pytest.fixture(scope="module", params=every(FUNCTIONS))
+def adapter(request: pytest.FixtureRequest) -> OfFunctions:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def functions(adapter: OfFunctions) -> Iterator[FunctionPool]:
+    pool = adapter.make()
     yield pool
     pool.close_sync()
 
@@ -142,13 +143,10 @@ def test_output_beyond_the_limit_is_cut_off(functions: FunctionPool) -> None:
     assert results[1].value is None
 
 
-def test_a_sandbox_that_dies_is_replaced_and_its_run_given_again(functions: FunctionPool) -> None:
-    pool = functions
-    call(pool, "def f(): return 1", [])
-    for slot in list(pool._idle.queue):
-        if slot._nursery is not None:
-            os.kill(slot._nursery.process.pid, signal.SIGKILL)
-    assert call(pool, "def f(): return 1", []) == [CallResult("1")]
+def test_a_sandbox_that_dies_is_replaced_and_its_run_given_again(functions: FunctionPool, adapter: OfFunctions) -> None:
+    call(functions, "def f(): return 1", [])
+    adapter.strike(functions)
+    assert call(functions, "def f(): return 1", []) == [CallResult("1")]
 
 
 def _in_another_process(pool: FunctionPool, answer: multiprocessing.Queue[list[CallResult]]) -> None:

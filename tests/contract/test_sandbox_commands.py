@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import shutil
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
 
-from shared.sandbox import Limits, connect_commands
+from shared.sandbox import Limits, Sandbox, Sandboxes
 from shared.sandbox.commands import BubblewrapSandbox
+from tests.contract.sandboxes import COMMANDS, NO_BWRAP, every
 
-pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
+only_bubblewrap = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
 
 
-def in_sandbox(
-    scenario: Callable[[BubblewrapSandbox], Awaitable[None]], files: dict[str, bytes] | None = None, **limits: int
-) -> None:
-    async def run() -> None:
-        sandbox = await connect_commands("bubblewrap").start(files or {}, Limits(**{"processes": 32, **limits}))  # type: ignore[arg-type]
-        try:
-            await asyncio.wait_for(scenario(sandbox), 120)  # type: ignore[arg-type]
-        finally:
-            await sandbox.close()
+class Within(Protocol):
+    def __call__(
+        self, scenario: Callable[[Sandbox], Awaitable[None]], files: dict[str, bytes] | None = None, **limits: int
+    ) -> None: ...
 
-    asyncio.run(run())
+
+def within(sandboxes: Sandboxes) -> Within:
+    """A scenario in a sandbox of its own."""
+
+    def call(
+        scenario: Callable[[Sandbox], Awaitable[None]], files: dict[str, bytes] | None = None, **limits: int
+    ) -> None:
+        async def run() -> None:
+            sandbox = await sandboxes.start(files or {}, Limits(**{"processes": 32, **limits}))  # type: ignore[arg-type]
+            try:
+                async with asyncio.timeout(120):
+                    await scenario(sandbox)
+            finally:
+                await sandbox.close()
+
+        asyncio.run(run())
+
+    return call
+
+
+@pytest.fixture(params=every(COMMANDS))
+def in_sandbox(request: pytest.FixtureRequest) -> Within:
+    return within(request.param.make())
 
 
 def shell(script: str) -> list[str]:
     return ["/bin/sh", "-c", script]
 
 
-def test_a_command_gets_its_input_and_gives_output_and_exit_code() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_a_command_gets_its_input_and_gives_output_and_exit_code(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         result = await sandbox.exec(shell("cat; echo err >&2; exit 7"), time_s=60, stdin=b"hello")
         assert (result.exit_code, result.stdout, result.stderr, result.truncated) == (7, b"hello", b"err\n", False)
         missing = await sandbox.exec(["/no/such/program"], time_s=60)
@@ -44,8 +64,8 @@ def test_a_command_gets_its_input_and_gives_output_and_exit_code() -> None:
     in_sandbox(scenario)
 
 
-def test_files_persist_between_commands_and_processes_do_not() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_files_persist_between_commands_and_processes_do_not(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         assert (await sandbox.exec(shell("cat a/b; echo 2 > c; (setsid sleep 600 &) ; true"), time_s=60)).stdout == b"1"
         assert await sandbox.read("c", 100) == b"2\n"
         seen = await sandbox.exec(shell("ls /proc | grep -c '^[0-9]'"), time_s=60)
@@ -55,27 +75,29 @@ def test_files_persist_between_commands_and_processes_do_not() -> None:
     in_sandbox(scenario, {"a/b": b"1"})
 
 
-def test_a_command_past_its_time_is_killed_with_all_it_started() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_a_command_past_its_time_is_killed_with_all_it_started(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         result = await sandbox.exec(shell("trap '' TERM; (setsid sleep 611 &); echo begun; sleep 612"), time_s=1.0)
         assert result.exit_code is None
         assert result.stdout == b"begun\n"
         assert not [p for p in psutil.process_iter(["cmdline"]) if {"611", "612"} & set(p.info["cmdline"] or [])]
+        left = await sandbox.exec(shell("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx 61[12]"), time_s=60)
+        assert left.stdout == b"0\n"  # where the host sees no process of a sandbox
         assert (await sandbox.exec(["/bin/true"], time_s=60)).exit_code == 0
 
     in_sandbox(scenario)
 
 
-def test_output_is_cut_at_the_limit_and_the_writer_never_blocks() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_output_is_cut_at_the_limit_and_the_writer_never_blocks(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         result = await sandbox.exec(shell("head -c 5000000 /dev/zero; echo done >&2"), time_s=60)
         assert (len(result.stdout), result.stderr, result.truncated) == (1000, b"done\n", True)
 
     in_sandbox(scenario, output_bytes=1000)
 
 
-def test_large_files_go_in_and_come_out() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_large_files_go_in_and_come_out(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         data = os.urandom(3 << 20)
         await sandbox.write("deep/er/file", data)
         assert await sandbox.read("deep/er/file", 4 << 20) == data
@@ -87,16 +109,16 @@ def test_large_files_go_in_and_come_out() -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
-def test_paths_outside_are_refused(path: str) -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_paths_outside_are_refused(in_sandbox: Within, path: str) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         with pytest.raises(ValueError, match="expected a relative"):
             await sandbox.write(path, b"")
 
     in_sandbox(scenario)
 
 
-def test_links_lead_nowhere(tmp_path: Path) -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_links_lead_nowhere(in_sandbox: Within, tmp_path: Path) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         secret = tmp_path / "secret"
         secret.write_text("secret")
         await sandbox.exec(["/bin/ln", "-s", str(secret), "link"], time_s=60)
@@ -110,8 +132,31 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     in_sandbox(scenario)
 
 
+def test_a_command_has_no_network_and_no_setting_of_ours(in_sandbox: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even to a server on the machine that asks for the sandbox, by whatever address that has."""
+    monkeypatch.setenv("ETUDE_S3_SECRET_KEY", "secret")
+
+    async def scenario(sandbox: Sandbox) -> None:
+        environment = await sandbox.exec(["/usr/bin/env"], time_s=60)
+        assert b"ETUDE" not in environment.stdout
+        with socket.create_server(("0.0.0.0", 0)) as server:
+            port = server.getsockname()[1]
+            addresses = {"127.0.0.1"}
+            with contextlib.suppress(OSError):
+                addresses |= {
+                    str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+                }
+            for address in addresses:
+                socket.create_connection((address, port), timeout=10).close()
+                reached = await sandbox.exec(["/bin/bash", "-c", f"echo > /dev/tcp/{address}/{port}"], time_s=10)
+                assert reached.exit_code != 0, address
+
+    in_sandbox(scenario)
+
+
+@only_bubblewrap
 def test_the_host_is_out_of_reach() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         for script in (
             "cat /etc/passwd",
             "ls /home /root",
@@ -122,16 +167,14 @@ def test_the_host_is_out_of_reach() -> None:
             "ls /sys/class",
         ):
             assert (await sandbox.exec(["/bin/bash", "-c", script], time_s=60)).exit_code != 0, script
-        environment = await sandbox.exec(["/usr/bin/env"], time_s=60)
-        assert b"ETUDE" not in environment.stdout
         networks = await sandbox.exec(shell("tail -n +3 /proc/net/dev | wc -l"), time_s=60)
         assert int(networks.stdout) <= 1
 
-    in_sandbox(scenario)
+    within(COMMANDS["bubblewrap"].make())(scenario)
 
 
-def test_a_fork_bomb_and_a_memory_bomb_stay_inside() -> None:
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+def test_a_fork_bomb_and_a_memory_bomb_stay_inside(in_sandbox: Within) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
         bomb = await sandbox.exec(["/bin/bash", "-c", "b() { b | b & }; b; sleep 600"], time_s=1.5)
         assert bomb.exit_code is None or bomb.exit_code != 0
         memory = await sandbox.exec(["/usr/bin/perl", "-e", "my @x; push @x, 'x' x (1 << 24) while 1"], time_s=60)
@@ -141,13 +184,15 @@ def test_a_fork_bomb_and_a_memory_bomb_stay_inside() -> None:
     in_sandbox(scenario, memory_mb=256)
 
 
+@only_bubblewrap
 def test_closing_removes_the_files_even_if_they_resist() -> None:
     folders: list[Path] = []
 
-    async def scenario(sandbox: BubblewrapSandbox) -> None:
+    async def scenario(sandbox: Sandbox) -> None:
+        assert isinstance(sandbox, BubblewrapSandbox)
         folders.append(sandbox._folder)
         await sandbox.exec(shell("mkdir -p a/b; touch a/b/c; chmod 000 a/b a"), time_s=60)
 
-    in_sandbox(scenario)
+    within(COMMANDS["bubblewrap"].make())(scenario)
     assert folders
     assert not folders[0].exists()

@@ -1,6 +1,6 @@
 #!/bin/bash
-# build.sh [tools|base|servers|etude|all]: every image of docker-compose.yml but Grafana's, without an image registry: from
-# Debian packages, Go modules, Maven artefacts and Python packages. Needs root, docker, debootstrap, go, mvn, python3.
+# build.sh [tools|base|servers|etude|all]: every image of docker-compose.yml but Grafana's and inference-gpu's, without an image
+# registry: from Debian packages, Go modules, Maven artefacts, Python packages. Needs root, docker, debootstrap, go, mvn, python3.
 # What is built or fetched lies in ~/.cache/etude, outside the tree; what exists is not made again. FORCE=1: base images too.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -4,8 +4,27 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .name }}
 {{- end }}
 
+{{/* Not empty: its engine is SGLang. */}}
+{{- define "etude.sglang" -}}
+{{- if eq (.service.engine | default "embedded") "sglang" }}yes{{ end }}
+{{- end }}
+
 {{- define "etude.image" -}}
-{{ .root.Values.images.registry }}etude/{{ .service.image }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+{{ .root.Values.images.registry }}etude/{{ .service.image }}{{ if include "etude.sglang" . }}-sglang{{ end }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* As JSON, for ETUDE_NEIGHBOURS: service -> headless names of its deployments. The console knows itself. */}}
+{{- define "etude.neighbours" -}}
+{{- $release := .root.Release.Name }}
+{{- $found := dict }}
+{{- range $name, $service := .root.Values.services }}
+{{- if ne $name "console" }}
+{{- $kind := $service.module | splitList "." | last }}
+{{- $places := get $found $kind | default list }}
+{{- $_ := set $found $kind (append $places (printf "%s-%s-pods:8700" $release $name)) }}
+{{- end }}
+{{- end }}
+{{- $found | toJson }}
 {{- end }}
 
 {{/* What every service is told; the same names as docker-compose.yml uses. */}}
@@ -31,8 +50,12 @@ app.kubernetes.io/component: {{ .name }}
 {{- if .service.jobs }}
 - {name: ETUDE_JOBS, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: jobs}}}
 {{- end }}
+{{- if include "etude.sglang" . }}
+- {name: ETUDE_ENGINE, value: sglang}
+{{- end }}
 {{- if eq .name "console" }}
-- {name: ETUDE_CONSOLE_SCHEDULER, value: "http://{{ .root.Release.Name }}-scheduler:8700"}
+# Each pod has a state directory of its own: `etude status`, asked for in the console's pod, reads this, too.
+- {name: ETUDE_NEIGHBOURS, value: {{ include "etude.neighbours" . | squote }}}
 # Without the key a token is made at each start; it lies in the pod, in console/token below the state directory.
 - {name: ETUDE_CONSOLE_TOKEN, valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: console-token, optional: true}}}
 # Prometheus and the probes ask for the pod's address.

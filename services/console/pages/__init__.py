@@ -35,7 +35,7 @@ def build_app(settings: ConsoleSettings, board: Board, library: Library, access:
     app[site.TEMPLATES] = site.templates()
     app[site.STARTS] = site.Starts()
     lags = Lags(lambda: access.bus)
-    app[site.WATCHER] = Watcher(settings.state, lags)
+    app[site.WATCHER] = Watcher(settings, lags)
 
     async def watching(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(lags.watch())

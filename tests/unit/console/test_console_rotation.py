@@ -41,6 +41,13 @@ def test_a_killed_replica_is_gone_when_it_does_not_answer_or_is_no_more_beside_t
     assert gone(board) == set()  # where the console sees no replica it knows nothing
 
 
+def test_one_that_is_known_by_its_address_alone_and_does_not_answer_is_gone_for_that_reason():
+    board = board_of((1.0, applied("a", 1)), (1.0, applied("b", 1)))
+    mute = Neighbour("inference at b:8700", "inference", board.replicas["b"].url, 0, "silent")
+    (found,) = (s for s in standings(board, [beside("a"), mute], 1000.0) if s.gone)
+    assert (found.replica.replica, found.gone) == ("b", "it does not answer")
+
+
 def test_a_replica_whose_address_another_has_taken_is_gone():
     board = board_of((1.0, applied("a", 3, url="http://x")), (2.0, applied("b", 3, url="http://x")))
     assert gone(board) == {"a"}

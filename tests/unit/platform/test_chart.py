@@ -13,6 +13,7 @@ from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES
 from infra import declared
 from infra.helm import check
+from services.console.flow import SERVICES as SERVICES_OF_THE_PICTURE
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import ACCESS, TOPICS
 
@@ -76,6 +77,40 @@ def test_an_address_in_the_values_holds_no_password():
         assert not re.search(properties["bus"]["pattern"], bus)
     for objects in ("secret", "s3://etude@s3.example:443?secure=1"):
         assert re.search(properties["objects"]["pattern"], objects)
+
+
+def test_with_sglang_a_pod_has_the_image_the_memory_and_the_cache_that_the_compose_file_gives():
+    gpu = yaml.safe_load((CHART / "values-gpu.yaml").read_text())["services"]["inference"]
+    composed = COMPOSE["inference-gpu"]
+    assert gpu["engine"] == composed["environment"]["ETUDE_ENGINE"] == "sglang"
+    assert composed["image"].startswith(f"etude/{VALUES['services']['inference']['image']}-sglang:")
+    assert composed["stop_grace_period"] == f"{gpu['graceS']}s"
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpu["nodeSelector"]
+    assert gpu["tolerations"]
+    services = (CHART / "templates" / "services.yaml").read_text()
+    for name, path in {"shm": "/dev/shm", "kernels": "/kernels"}.items():
+        assert f"{{name: {name}, mountPath: {path}}}" in services
+        assert f"- {{name: {name}, emptyDir:" in services
+
+
+def test_the_console_is_told_a_name_for_every_deployment_but_its_own_and_may_ask_all_of_them():
+    """Names that lead to every pod, the ones that are not ready too: those are what one wants to see."""
+    services, network = ((CHART / "templates" / f"{name}.yaml").read_text() for name in ("services", "network"))
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    (headless,) = (part for part in services.split("\n---\n") if "clusterIP: None" in part)
+    assert "name: {{ $root.Release.Name }}-{{ $name }}-pods" in headless
+    assert "publishNotReadyAddresses: true" in headless
+    assert 'printf "%s-%s-pods:8700" $release $name' in helpers
+    assert helpers.index('eq .name "console"') < helpers.index("name: ETUDE_NEIGHBOURS")
+    # The last part of a module is what a replica calls itself, and what the console's picture calls it.
+    said = {service["module"].rpartition(".")[2] for service in VALUES["services"].values()} - {"console"}
+    assert said == set(SERVICES_OF_THE_PICTURE)
+    everybody = "podSelector: {matchLabels: {{ toJson $all }}}"
+    (asks,) = (part for part in network.split("\n---\n") if "-console-asks" in part)
+    (answers,) = (part for part in network.split("\n---\n") if "-answers" in part)
+    assert f"- to: [{{{everybody}}}]" in asks
+    assert f"  {everybody}\n  policyTypes: [Ingress]" in answers
 
 
 def test_no_server_and_no_secret_has_a_default():

@@ -7,7 +7,9 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from etude.object_rules import OBJECTS
 from etude.supervisor import SERVICES
 from services.console.config import ConsoleSettings
 from services.console.site import ALWAYS_OPEN
+from services.inference.sglang.flags import WRITTEN_FOR
 from shared.contracts.topics import ACCESS, Access
 from shared.settings import ServiceSettings
 
@@ -25,17 +28,41 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "infra/docker/Dockerfile").read_text()
+SGLANG = (ROOT / "infra/docker/sglang.Dockerfile").read_text()
 OURS = {name: service for name, service in ALL.items() if str(service["image"]).startswith("etude/")}
 ENDING = {"access", "demo", "cli", "dlq"}
 STAYING = {name: service for name, service in ALL.items() if name not in ENDING}
+ON_GPU = {name for name, service in ALL.items() if service.get("profiles") == ["gpu"]}
 SECRETS = ("PASSWORD", "SECRET", "TOKEN")
 # Who signs in as whom, where it is not the service's own name.
-USERS = {"trainer-gpu": "trainer", "inference-evaluation": "inference", "demo": "cli"}
+USERS = {"trainer-gpu": "trainer", "inference-gpu": "inference", "inference-evaluation": "inference", "demo": "cli"}
 
 
 def module_of(service: dict[str, Any]) -> str | None:
     command = service.get("command") or []
     return command[2] if command[:2] == ["python", "-m"] else None
+
+
+def dockerfile(service: dict[str, Any]) -> str:
+    return (ROOT / service["build"]["dockerfile"]).read_text()
+
+
+def filled(text: Any, environment: dict[str, str]) -> str:
+    """As docker compose fills in `${NAME-default}` and `${NAME:-default}`."""
+
+    def value(found: re.Match[str]) -> str:
+        name, empty_too, default = found[1], found[2] == ":-", found[3]
+        given = environment.get(name)
+        return default if given is None or (empty_too and not given) else given
+
+    return re.sub(r"\$\{([A-Z0-9_]+)(:?-)([^}]*)\}", value, str(text))
+
+
+def image_environment(text: str) -> dict[str, str]:
+    """Our own variables as the image sets them, its build arguments filled in."""
+    arguments = dict(re.findall(r"^ARG ([A-Z0-9_]+)=(\S+)", text, re.MULTILINE))
+    found = dict(re.findall(r"\b(ETUDE_[A-Z0-9_]+)=(\S+)", text))
+    return {name: re.sub(r"\$\{(\w+)\}", lambda m: arguments[m[1]], value) for name, value in found.items()}
 
 
 def test_every_service_of_the_supervisor_runs_under_its_name():
@@ -221,7 +248,8 @@ def test_a_service_is_checked_limited_restarted_and_its_log_is_bounded(name):
     service = ALL[name]
     assert service["healthcheck"]["test"]
     assert service["mem_limit"]
-    assert service["cpus"] <= 2.0, "Docker refuses more than the machine has"
+    cores = float(filled(service["cpus"], {}))
+    assert cores <= (4.0 if name in ON_GPU else 2.0), "Docker refuses more than the machine has"
     assert service["restart"] == "unless-stopped"
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
     assert "no-new-privileges:true" in service["security_opt"]
@@ -236,27 +264,110 @@ def test_our_containers_have_no_privilege_and_write_nowhere_but_where_it_is_said
     assert not service.get("privileged")
     assert "seccomp=unconfined" not in service["security_opt"]
     assert not any("docker.sock" in str(volume) for volume in service["volumes"])
-    assert f"AS {service['build']['target']}\n" in DOCKERFILE
-    assert re.search(rf"AS {service['build']['target']}\n(?:(?!FROM)[\s\S])*USER 10001:10001", DOCKERFILE)
+    text = dockerfile(service)
+    assert f"AS {service['build']['target']}\n" in text
+    assert re.search(rf"AS {service['build']['target']}\n(?:(?!FROM)[\s\S])*USER 10001:10001", text)
+
+
+def test_one_profile_computes_on_the_cpu_and_the_other_on_gpus_and_nothing_else_differs():
+    """Whoever chooses one has one trainer and one kind of engine, never both; the rest has no profile or one of its own."""
+    for profile, names in {"cpu": {"trainer", "inference"}, "gpu": {"trainer-gpu", "inference-gpu"}}.items():
+        assert {name for name, service in ALL.items() if profile in service.get("profiles", [])} == names
+    (prometheus,) = (ROOT / "infra/prometheus").glob("prometheus.yml")
+    assert all(name in prometheus.read_text() for name in ON_GPU)
+
+
+@pytest.mark.parametrize("name", sorted(ON_GPU))
+def test_what_computes_on_gpus_sees_those_that_env_gives_it(name):
+    """Docker's `count: 1` is the first device, for both of them."""
+    (device,) = ALL[name]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    chosen = {"ETUDE_TRAINER_GPU": "7", "ETUDE_INFERENCE_GPUS": "1,2"}
+    seen = {"trainer-gpu": "7", "inference-gpu": "1,2"}
+    assert filled(ALL[name]["environment"]["CUDA_VISIBLE_DEVICES"], chosen) == seen[name]
+
+
+def test_the_image_for_gpus_brings_the_sglang_that_its_flags_were_written_for():
+    """Tag, the check while it is built, and what the compose file asks for."""
+    build = ALL["inference-gpu"]["build"]
+    assert f"ARG SGLANG=lmsysorg/sglang:v{WRITTEN_FOR}\n" in SGLANG
+    assert f"assert v('sglang') == '{WRITTEN_FOR}'" in SGLANG
+    assert filled(build["args"]["SGLANG"], {}) == f"lmsysorg/sglang:v{WRITTEN_FOR}"
+    # Ours in every image: both files say the same, but for what makes this one SGLang's.
+    theirs = image_environment(SGLANG)
+    assert theirs.pop("ETUDE_ENGINE") == ALL["inference-gpu"]["environment"]["ETUDE_ENGINE"] == "sglang"
+    assert theirs.pop("ETUDE_SGLANG_PYTHON").startswith("/")
+    assert theirs == image_environment(DOCKERFILE)
+
+
+def test_what_kernels_are_compiled_to_survives_a_container():
+    mounted = {
+        volume.split(":")[1]: volume.split(":")[0] for volume in ALL["inference-gpu"]["volumes"] if ":" in volume
+    }
+    caches = re.findall(r"\b(?:HOME|TORCHINDUCTOR_CACHE_DIR|NUMBA_CACHE_DIR)=(/\S+)", SGLANG)
+    assert len(caches) == 3
+    assert all(path.split("/")[1] == "kernels" for path in caches)
+    assert mounted["/kernels"] in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "arguments"),
+    [
+        ({}, ["--mem-fraction-static", "0.4"]),
+        ({"ETUDE_SGLANG_TP": "2", "ETUDE_SGLANG_EP": "2"}, ["--tp-size", "2", "--ep-size", "2"]),
+        ({"ETUDE_SGLANG_DP": "2", "ETUDE_SGLANG_DRAFT_STEPS": "2"}, ["--dp-size", "2", "--speculative-num-steps", "2"]),
+    ],
+)
+def test_the_container_for_gpus_starts_sglang_with_what_env_says(chosen, arguments, tmp_path):
+    """`etude inference flags` with the container's own environment, for the shipped policy."""
+    service = ALL["inference-gpu"]
+    told = {name: filled(value, chosen) for name, value in service["environment"].items()}
+    environment = {
+        **image_environment(SGLANG),
+        **told,
+        "ETUDE_STATE": str(tmp_path),
+        "ETUDE_BUS": "",
+        "ETUDE_OBJECTS": "",
+    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ETUDE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", "inference", "flags", str(ROOT / "etude/data/base")],
+        env={**inherited, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    words = [word for word in shlex.split(done.stdout) if not re.match(r"[A-Z0-9_]+=", word)]
+    assert words[:3] == ["/usr/bin/python3", "-m", "sglang.launch_server"]
+    for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
+        assert words[words.index(flag) + 1] == value
+    assert words[words.index("--device") + 1] == "cuda"
+    assert ("--tp-size" in words) == ("ETUDE_SGLANG_TP" in chosen)
+    assert "--quantization" not in words
 
 
 def test_candidate_code_runs_where_the_profile_is_and_nowhere_else():
     """Who asks for sandboxes has an image with bubblewrap and the profile; nobody else has either."""
     wants = {name for name, module in SERVICES if _asks_for_sandboxes(module)} | {"demo"}
-    has = {name for name, service in OURS.items() if "bubblewrap" in _stage(service["build"]["target"])}
+    has = {
+        name
+        for name, service in OURS.items()
+        if "bubblewrap" in _stage(dockerfile(service), service["build"]["target"])
+    }
     profiled = {name for name, s in OURS.items() if "seccomp=infra/docker/seccomp-worker.json" in s["security_opt"]}
     assert wants == has == profiled
 
 
-def _stage(target: str) -> str:
-    (text,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
-    return text
+def _stage(text: str, target: str) -> str:
+    (stage,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    return stage
 
 
 def test_the_demo_has_what_it_needs_to_read_a_pack_with_the_base_policy():
     """It makes the pack in sandboxes, computes with torch how surprising each repair is, and keeps that in the volume."""
     assert ALL["demo"]["build"]["target"] == "demo"
-    assert "COPY --from=trainer-packages" in _stage("with-trainer")
+    assert "COPY --from=trainer-packages" in _stage(DOCKERFILE, "with-trainer")
     assert "FROM with-trainer AS demo\n" in DOCKERFILE
     assert "packs:/packs" in ALL["demo"]["volumes"]
     assert ALL["demo"]["working_dir"] == "/packs"
@@ -265,7 +376,10 @@ def test_the_demo_has_what_it_needs_to_read_a_pack_with_the_base_policy():
 @pytest.mark.parametrize("name", OURS)
 def test_an_image_says_last_which_commit_it_is_made_of(name):
     """By build arguments, behind all that takes time: another commit alone makes no layer anew."""
-    build, lines = OURS[name]["build"], _stage(OURS[name]["build"]["target"]).strip().splitlines()
+    build, lines = (
+        OURS[name]["build"],
+        _stage(dockerfile(OURS[name]), OURS[name]["build"]["target"]).strip().splitlines(),
+    )
     lines = [line for line in lines if line and not line.startswith("#")]
     (label,) = [number for number, line in enumerate(lines) if line.startswith("LABEL ")]
     assert not {line.split()[0] for line in lines[label:]} & {"RUN", "COPY"}
@@ -302,7 +416,7 @@ def test_what_a_service_imports_at_its_start_is_compiled_in_its_image():
     for service in OURS.values():
         if service["build"]["target"] in ("light", "worker") and (module := module_of(service)):
             package = (ROOT.joinpath(*module.split(".")) / "__main__.py").exists()
-            assert (f"{module}.__main__" if package else module) in _stage("packages")
+            assert (f"{module}.__main__" if package else module) in _stage(DOCKERFILE, "packages")
 
 
 def test_server_images_have_one_exact_version():
@@ -315,13 +429,14 @@ def test_the_sdk_of_traces_is_in_every_image_that_is_built_with_it_and_never_in_
     built = {name: service["build"] for name, service in OURS.items()}
     assert {name for name, build in built.items() if "EXTRAS" not in build.get("args", {})} == {"demo"}
     stages = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.MULTILINE)
-    assert {name for name in stages if "${EXTRAS}" in _stage(name)} == {
+    assert {name for name in stages if "${EXTRAS}" in _stage(DOCKERFILE, name)} == {
         "packages",
         "inference-packages",
         "trainer-extras",
     }
-    assert "COPY --from=trainer-extras" in _stage("trainer")
-    assert "extras" not in (_stage("with-trainer") + _stage("demo")).lower()
+    assert "${EXTRAS}" in _stage(SGLANG, "packages")
+    assert "COPY --from=trainer-extras" in _stage(DOCKERFILE, "trainer")
+    assert "extras" not in (_stage(DOCKERFILE, "with-trainer") + _stage(DOCKERFILE, "demo")).lower()
     assert ALL["demo"]["environment"]["ETUDE_TRACES"] == 0
     assert COMPOSE["x-environment"]["ETUDE_TRACES"] == "${ETUDE_TRACES:-0}"
 
@@ -351,7 +466,7 @@ def test_settings_are_named_as_the_service_knows_them(name):
     named = {key.removeprefix("ETUDE_").lower() for key in OURS[name]["environment"] if key.startswith("ETUDE_")}
     if name == "access":  # `etude access set` reads these itself
         named = {key for key in named if not key.startswith("secret_")}
-    image = {key.lower() for key in re.findall(r"\bETUDE_([A-Z0-9_]+)=", DOCKERFILE)}
+    image = {key.removeprefix("ETUDE_").lower() for key in image_environment(dockerfile(OURS[name]))}
     assert named | image <= fields
 
 
@@ -428,7 +543,7 @@ def test_the_profile_allows_what_namespaces_need_and_refuses_the_rest():
 def test_without_an_image_registry_every_image_has_a_recipe_of_its_own():
     local = ROOT / "infra" / "docker" / "local"
     override = yaml.safe_load((local / "compose.yml").read_text())["services"]
-    assert override.keys() == ALL.keys()
+    assert override.keys() == ALL.keys() - {"inference-gpu"}, "SGLang's own image comes from a registry alone"
     # What cannot be built stays out of `up` until its profile is asked for.
     assert {name for name, service in override.items() if "profiles" in service} == {"grafana"}
     for name, service in override.items():
@@ -443,4 +558,4 @@ def test_without_an_image_registry_each_of_our_images_is_built_by_one_service():
     script = (ROOT / "infra/docker/local/build.sh").read_text()
     (names,) = re.findall(r"--profile '\*' build \\\n((?: +[a-z-]+)+)", script)
     images = [ALL[name]["image"] for name in names.split()]
-    assert sorted(images) == sorted({service["image"] for service in OURS.values()})
+    assert sorted(images) == sorted({service["image"] for name, service in OURS.items() if name != "inference-gpu"})
