@@ -76,8 +76,8 @@ def decoder(module: str, *arguments: str, python: Path | None = None) -> Iterato
 
 
 def environment(name: str, *, make: bool = True) -> Path:
-    """The interpreter of a peer's own environment, made from `<name>.txt` where it is not there yet (llama.cpp is compiled for
-    this machine: minutes), unless `make` is false. Raises Missing."""
+    """The interpreter of a peer's own environment, made from `<name>.txt`, which names every package, where it is not there yet
+    (llama.cpp is compiled for this machine: minutes; vLLM brings 6 GB), unless `make` is false. Raises Missing."""
     pins, folder = HERE / f"{name}.txt", ROOT / ".cache" / "peers" / name
     python, stamp = folder / "bin" / "python", folder / ".pins"
     if stamp.exists() and stamp.read_text() == pins.read_text():
@@ -87,7 +87,7 @@ def environment(name: str, *, make: bool = True) -> Path:
     print(f"installing {name} …", file=sys.stderr, flush=True)
     for command in (
         [*uv(), "venv", "-q", "--clear", "-p", sys.executable, str(folder)],
-        [*uv(), "pip", "install", "-q", "-p", str(python), "-r", str(pins)],
+        [*uv(), "pip", "install", "-q", "--no-deps", "-p", str(python), "-r", str(pins)],
     ):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
