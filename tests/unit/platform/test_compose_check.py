@@ -35,8 +35,8 @@ sys.exit(code)
 CONSOLE, GRAFANA = 18708, 13000
 
 
-def ago(**span: float) -> str:
-    return (datetime.now(UTC) - timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
+def ago(span: timedelta) -> str:
+    return (datetime.now(UTC) - span).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
 
 
 def container(service: str, *, health: str = "healthy", one_off: bool = False, **state: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def container(service: str, *, health: str = "healthy", one_off: bool = False, *
             "ExitCode": 0,
             "OOMKilled": False,
             "Error": "",
-            "StartedAt": ago(minutes=5),
+            "StartedAt": ago(timedelta(minutes=5)),
             "FinishedAt": "0001-01-01T00:00:00Z",
             "Health": {"Status": health, "FailingStreak": 0, "Log": []},
             **state,
@@ -314,8 +314,8 @@ def test_fewer_cores_than_a_service_asks_for_are_told(place: Place) -> None:
 
 
 def unhealthy(output: str, *, streak: int = 2) -> dict[str, Any]:
-    looks = [{"Start": ago(minutes=minutes), "End": "", "ExitCode": 1, "Output": output} for minutes in (3, 2)]
-    passed = {"Start": ago(minutes=9), "End": "", "ExitCode": 0, "Output": ""}
+    looks = [{"Start": ago(timedelta(minutes=minutes)), "End": "", "ExitCode": 1, "Output": output} for minutes in (3, 2)]
+    passed = {"Start": ago(timedelta(minutes=9)), "End": "", "ExitCode": 0, "Output": ""}
     return {"Status": "unhealthy", "FailingStreak": streak, "Log": [passed, *looks]}
 
 
@@ -345,11 +345,11 @@ def test_a_failure_longer_than_the_engine_remembers_is_told_as_at_least(place: P
     ("state", "words"),
     [
         (
-            {"Status": "restarting", "ExitCode": 1, "RestartCount": 7, "FinishedAt": ago(seconds=3601)},
+            {"Status": "restarting", "ExitCode": 1, "RestartCount": 7, "FinishedAt": timedelta(seconds=3601)},
             "restarting again and again (7 times), exit code 1, for 1 h",
         ),
         (
-            {"Status": "exited", "ExitCode": 137, "OOMKilled": True, "FinishedAt": ago(days=2.1)},
+            {"Status": "exited", "ExitCode": 137, "OOMKilled": True, "FinishedAt": timedelta(days=2.1)},
             "exited, exit code 137, killed for memory: its mem_limit is too low, or the machine's memory, for 2 d",
         ),
         (
@@ -357,13 +357,14 @@ def test_a_failure_longer_than_the_engine_remembers_is_told_as_at_least(place: P
             "was never started: Bind for 127.0.0.1:13000 failed: port is already allocated",
         ),
         ({"Status": "created"}, "was never started: what it waits for was not well"),
-        ({"health": "starting", "StartedAt": ago(minutes=2)}, "starting, for 2 min"),
+        ({"health": "starting", "StartedAt": timedelta(minutes=2)}, "starting, for 2 min"),
     ],
 )
 def test_a_half_started_platform_names_the_service_that_is_behind(
     place: Place, state: dict[str, Any], words: str
 ) -> None:
-    place.containers = [container("console"), container("grafana", **state), container("trainer")]
+    now = {name: ago(value) if isinstance(value, timedelta) else value for name, value in state.items()}
+    place.containers = [container("console"), container("grafana", **now), container("trainer")]
     assert f"etude-grafana-1: {words}" in place.objection()[0]
 
 
