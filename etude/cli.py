@@ -17,14 +17,23 @@ from typer.main import get_command
 
 # What a service's commands are for, so that `--help` need not import them.
 SERVICE_HELP = {
-    "tasks": "Make, import and look at problems (curator).",
-    "ledger": "Audit and show what became of every attempt (scheduler).",
-    "trace": "Print the whole life of one attempt, with times (scheduler).",
-    "inference": "Checksums and state of the engines (inference).",
-    "weights": "Verify that engines, manifests and trainer agree bit for bit (trainer).",
+    "tasks": "Make, import and look at problems.",
+    "ledger": "Audit and show what became of every attempt.",
+    "trace": "Print the whole life of one attempt, with times.",
+    "inference": "Check an engine's weights; print SGLang's command line.",
+    "weights": "Verify that engines, manifests and trainer agree bit for bit.",
     "access": "A user and an object key of its own for every service.",
-    "base": "Make the base policy: pretraining, SFT, MTP (trainer).",
+    "base": "Make the base policy: pretraining, SFT, MTP.",
 }
+# `etude --help`, in this order; a command that none names comes last, without a panel.
+PANELS = {
+    "Begin": ("demo", "doctor", "up", "down", "start", "status", "logs"),
+    "A run": ("runs", "pause", "resume", "stop", "rollback", "reconfigure"),
+    "How good it is": ("measure", "eval", "figures", "promote"),
+    "In and out": ("tasks", "import", "export"),
+    "For operators": ("plan", "ledger", "trace", "topics", "dlq", "access", "weights", "inference", "base"),
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -48,14 +57,16 @@ class _Lazy(TyperGroup):
     """A group whose service commands are imported on use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_registered()})
+        there = {*super().list_commands(ctx), *_registered()}
+        return [*(name for name in PANEL_OF if name in there), *sorted(there - PANEL_OF.keys())]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        known = super().get_command(ctx, name)
-        if known is not None:
-            return known
-        point = _registered().get(name)
-        return None if point is None else _Deferred(point)
+        command: Any = super().get_command(ctx, name)
+        if command is None and (point := _registered().get(name)):
+            command = _Deferred(point)
+        if command is not None:
+            command.rich_help_panel = PANEL_OF.get(name)
+        return command
 
 
 app = typer.Typer(

@@ -148,8 +148,10 @@ def plan(
     of the demo's order of magnitude.
 
     \b
-    etude plan --step-seconds 120 --groups-per-step 64 --group-size 16 --sampled-tokens 12000 --trained-tokens 30000 \
-      --turns 40 --tool-seconds 2 --test-seconds 30 --engine-speed 15000 --trainer-speed 60000 --parameters 3e10
+    etude plan --step-seconds 120 --groups-per-step 64 --group-size 16 \\
+      --sampled-tokens 12000 --trained-tokens 30000 --turns 40 \\
+      --tool-seconds 2 --test-seconds 30 \\
+      --engine-speed 15000 --trainer-speed 60000 --parameters 3e10
     """
     from rich.console import Console
     from rich.table import Table
@@ -318,7 +320,12 @@ def evaluate(
         ),
     ] = False,
 ) -> None:
-    """Measure a checkpoint on problems, with the same services, agent and graders as a run."""
+    """Measure a checkpoint on problems, with the same services, agent and graders as a run.
+
+    \b
+    etude eval --checkpoint policy --problems mine.jsonl --json figures.json
+    etude eval --checkpoint policy --pack .cache/pack --limit 400
+    """
     from etude.evaluate import Split, run
 
     what: Path | Split

@@ -68,8 +68,8 @@ def start(
     ] = False,
     state: State = Path(".etude"),
 ) -> None:
-    """Start a run of the small model on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and return when
-    the scheduler has taken it up.
+    """Start a run, of the shipped model or of `--base NAME`, on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and
+    return when the scheduler has taken it up.
 
     One run at a time: the trainer and the engines follow the one started
     last, and do not come back to an earlier one, which would go on asking
@@ -234,7 +234,13 @@ def measure(
 ) -> None:
     """Measure a version of a run on its held-out problems, on the platform that the settings name, and print it beside all that
     was measured of the run before. While a run is running its engines go on to newer versions: pause it, or wait for its
-    end."""
+    end.
+
+    \b
+    etude measure                      # the newest version of the run that was started last
+    etude measure --every 10           # every tenth version that is kept
+    etude measure --best               # of what was measured: which one to take
+    """
     if sum((version is not None, bool(versions), bool(every), best)) > 1:
         raise typer.BadParameter("at most one of them", param_hint="--version, --versions, --every, --best")
     if best:
@@ -272,7 +278,12 @@ def promote(
     state: State = Path(".etude"),
 ) -> None:
     """Say which version is served to others: engines with ETUDE_POOL=serving take the one that was promoted last, of whatever
-    run, and none that is published meanwhile. Its weights are kept."""
+    run, and none that is published meanwhile. Its weights are kept.
+
+    \b
+    etude promote                                  # which one it is
+    etude promote RUN --version best --canary      # measured first, beside the one that is served
+    """
     from etude import promoting
     from etude.canary import Trial
 
