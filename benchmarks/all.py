@@ -91,6 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_writable(options.json, "--json")
         except NotWritable as error:
             parser.error(str(error))
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # begun in the background: what it starts would hear no Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     commands = {name: command(name, quick=options.quick) for name in names()}
     found, failed = collect(commands, options.json, QUICK_LIMIT_S if options.quick else LIMIT_S)
     records.show(found)

@@ -1,5 +1,7 @@
 """For all tests: shared fixtures; and how long an example takes on a busy machine says nothing about the code."""
 
+import signal
+
 from hypothesis import settings
 
 from tests.servers import platform_stores
@@ -8,3 +10,7 @@ __all__ = ["platform_stores"]
 
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")
+
+# Whoever is started in the background of a shell without job control is deaf to Ctrl-C, and so is all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ from etude.compose.docker import ask, last_line, plain
 from etude.finding import Finding
 
 PROJECT, SERVICE, ONE_OFF = (f"com.docker.compose.{name}" for name in ("project", "service", "oneoff"))
+STAYS = ("always", "unless-stopped")  # restart policies
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 TAIL = 20
 PAGE = "docs/operations.md, When it does not start"
@@ -56,7 +57,7 @@ def check(folder: Path, services: Sequence[str], found: Sequence[dict[str, Any]]
     bad = [
         _finding(folder, one, said)
         for one in sorted(found, key=lambda one: one["Name"])
-        if (said := trouble(one["State"], one.get("RestartCount", 0), now))
+        if not _done(one) and (said := trouble(one["State"], one.get("RestartCount", 0), now))
     ]
     there = {_labels(one).get(SERVICE) for one in found}
     for service in services:
@@ -65,6 +66,12 @@ def check(folder: Path, services: Sequence[str], found: Sequence[dict[str, Any]]
                 Finding(service, False, "has no container, others have", f"docker compose up -d --wait {service}")
             )
     return bad or [Finding("platform", True, f"{len(found)} containers, all well")]
+
+
+def _done(one: dict[str, Any]) -> bool:
+    """It had one thing to do, and did it. What shall stay and has drained ended with 0 as well: its restart policy tells."""
+    policy = one["HostConfig"]["RestartPolicy"]["Name"]
+    return one["State"]["Status"] == "exited" and one["State"]["ExitCode"] == 0 and policy not in STAYS
 
 
 def trouble(state: dict[str, Any], restarts: int, now: float) -> str:

@@ -86,7 +86,7 @@ ENGINES = Dashboard(
                 panel(
                     "Version",
                     "Which version each replica samples with, and the one published last.",
-                    ("etude_inference_serial", "{{instance}}"),
+                    ("etude_inference_serial", "{{instance}} {{pool}}"),
                     ("max (etude_trainer_serial)", "published"),
                 ),
                 panel(

@@ -60,6 +60,7 @@ INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, a
     "node": (BUS, OBJECTS),
     "cluster": (BUS, OBJECTS, SCALING),
     "cluster gpu": (BUS, OBJECTS, SCALING),
+    "cluster gpu access": (SCALING,),
     "node access": (),
     "cluster access": (SCALING, "scaling.kafka.prefix=team-a", *WATCHING),
 }

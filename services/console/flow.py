@@ -115,7 +115,12 @@ def _figure(service: str, samples: Sequence[Samples]) -> str:
             under_way, attempts = of("etude_scheduler_groups", state="open"), of("etude_scheduler_attempts")
             return "" if under_way is None else f"{under_way:,} groups, {attempts or 0:,} attempts"
         case "inference":
-            serials = {v for one in samples for (name, _), v in one.items() if name == "etude_inference_serial"}
+            serials = {
+                value
+                for one in samples
+                for (name, labels), value in one.items()
+                if name == "etude_inference_serial" and ("pool", "rollout") in labels
+            }
             running = of("sglang:num_running_reqs")
             spans = "–".join(f"{v:.0f}" for v in sorted({min(serials), max(serials)})) if serials else ""
             said = [f"version {spans}" if spans else "", "" if running is None else f"{running:,} requests"]

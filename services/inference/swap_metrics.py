@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-SERIAL = Gauge("etude_inference_serial", "Version that samples now.")
+SERIAL = Gauge("etude_inference_serial", "Version that samples now.", ["pool"])
 SWAPS = Counter("etude_inference_swaps", "Versions applied.")
 SWAP_FAILURES = Counter("etude_inference_swap_failures", "Attempts to rebuild or verify a version that failed.")
 SWAP_PAUSE = Histogram(

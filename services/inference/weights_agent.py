@@ -370,7 +370,7 @@ class WeightsAgent:
     async def _serve(self, pause: float) -> None:
         """From here on requests are answered with what is live; tells everybody."""
         assert self.live is not None
-        metrics.SERIAL.set(self.live.serial)
+        metrics.SERIAL.labels(self.settings.pool).set(self.live.serial)
         self._engine.serve(self.live)
         self._shown = self.live
         self.health.clear(WEIGHTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -143,11 +144,13 @@ def _verify_chain(objects: Objects, run: str) -> dict[str, Any]:
 
 
 def _verify_masters(objects: Objects, run: str, cache: Path) -> dict[str, Any]:
+    line: dict[str, Any] = {"what": "masters", "run": run, "equal": None}
+    if importlib.util.find_spec("torch") is None:
+        return line | {"reason": "torch is not installed here; ask where the trainer runs"}
     from services.trainer import checkpoints, masters
     from shared.model import ModelConfig
     from shared.weights.checkpoint_objects import download_directory
 
-    line: dict[str, Any] = {"what": "masters", "run": run, "equal": None}
     resume = checkpoints.find(objects, run, cache)
     if resume.checkpoint is None or resume.state is None:
         return line | {"reason": "no step checkpoint yet"}

@@ -73,11 +73,12 @@ def test_rates_and_ages_are_of_what_was_taken_between_two_looks_and_survive_a_re
 def test_what_each_service_has_in_hand_is_said():
     there = (
         neighbour("rollout", 'etude_rollout_running_attempts{run="a"} 30\netude_rollout_running_attempts{run="b"} 7\n'),
-        neighbour("inference", "etude_inference_serial 4\n", name="i0"),
-        neighbour("inference", "etude_inference_serial 6\nsglang:num_running_reqs 12\n", name="i1"),
+        neighbour("inference", 'etude_inference_serial{pool="rollout"} 4\n', name="i0"),
+        neighbour("inference", 'etude_inference_serial{pool="rollout"} 6\nsglang:num_running_reqs 12\n', name="i1"),
+        neighbour("inference", 'etude_inference_serial{pool="evaluation"} 1\n', name="i2"),
     )
     text = said(flow(Snapshot(1.0, there), None))
-    for expected in ("37 attempts in hand", "version 4–6, 12 requests", "2 of 2 ready"):
+    for expected in ("37 attempts in hand", "version 4–6, 12 requests", "3 of 3 ready"):
         assert expected in text
 
 

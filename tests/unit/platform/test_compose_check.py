@@ -39,13 +39,16 @@ def ago(span: timedelta) -> str:
     return (datetime.now(UTC) - span).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
 
 
-def container(service: str, *, health: str = "healthy", one_off: bool = False, **state: Any) -> dict[str, Any]:
+def container(
+    service: str, *, health: str = "healthy", one_off: bool = False, restart: str = "unless-stopped", **state: Any
+) -> dict[str, Any]:
     """As `docker inspect` says it. `state`: what is different from one that runs and is well."""
     labels = {"project": "etude", "service": service, "oneoff": str(one_off)}
     return {
         "Id": service,
         "Name": f"/etude-{service}-1",
         "RestartCount": state.pop("RestartCount", 0),
+        "HostConfig": {"RestartPolicy": {"Name": restart}},
         "Config": {"Labels": {f"com.docker.compose.{name}": value for name, value in labels.items()}},
         "State": {
             "Status": "running",
@@ -314,7 +317,9 @@ def test_fewer_cores_than_a_service_asks_for_are_told(place: Place) -> None:
 
 
 def unhealthy(output: str, *, streak: int = 2) -> dict[str, Any]:
-    looks = [{"Start": ago(timedelta(minutes=minutes)), "End": "", "ExitCode": 1, "Output": output} for minutes in (3, 2)]
+    looks = [
+        {"Start": ago(timedelta(minutes=minutes)), "End": "", "ExitCode": 1, "Output": output} for minutes in (3, 2)
+    ]
     passed = {"Start": ago(timedelta(minutes=9)), "End": "", "ExitCode": 0, "Output": ""}
     return {"Status": "unhealthy", "FailingStreak": streak, "Log": [passed, *looks]}
 
@@ -366,6 +371,16 @@ def test_a_half_started_platform_names_the_service_that_is_behind(
     now = {name: ago(value) if isinstance(value, timedelta) else value for name, value in state.items()}
     place.containers = [container("console"), container("grafana", **now), container("trainer")]
     assert f"etude-grafana-1: {words}" in place.objection()[0]
+
+
+def test_what_had_one_thing_to_do_and_did_it_is_no_trouble(place: Place) -> None:
+    ended = container("access", restart="on-failure", Status="exited", ExitCode=0, FinishedAt=ago(timedelta(minutes=4)))
+    place.containers = [container(name) for name in place.services] + [ended]
+    code, text = place.call()
+    assert code == 0, text
+    drained = container("grafana", Status="exited", ExitCode=0, FinishedAt=ago(timedelta(minutes=4)))
+    place.containers = [container("console"), drained, container("trainer")]
+    assert "etude-grafana-1: exited, exit code 0, for 4 min" in place.objection()[0]
 
 
 def test_a_service_without_a_container_is_told_where_others_have_one(place: Place) -> None:
