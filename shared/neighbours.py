@@ -50,6 +50,8 @@ def addresses(host: str) -> list[str]:
     could say."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError(f"{host!r} is no name: {error}") from None
     except socket.gaierror as error:
         if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -21,7 +22,8 @@ def require_writable(path: Path, option: str) -> None:
         raise NotWritable(f"{option} {path}: there is no folder {path.parent}; make it, or give a file elsewhere")
     try:
         if _special(path):
-            path.open("ab").close()
+            if not os.access(path, os.W_OK):  # opened, a pipe's reader would see its end
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         else:
             tempfile.TemporaryFile(dir=path.resolve().parent).close()
     except OSError as error:
@@ -47,4 +49,4 @@ def write_whole(path: Path, text: str) -> None:
 
 def _special(path: Path) -> bool:
     """A pipe or a device, /dev/stdout for one: nothing can take its place."""
-    return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
+    return path.exists() and not path.is_file()

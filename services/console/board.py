@@ -126,6 +126,7 @@ class Board:
             str, float
         ] = {}  # replica -> when another first served a newer version of its run than it does
         self.alerts: deque[m.Alert] = deque(maxlen=ALERTS)
+        self.complete = True  # False while what was said before is still being read
 
     def newest(self, count: int | None = None) -> list[str]:
         """Names of runs, the newest first: they are sortable by start."""

@@ -40,13 +40,16 @@ class Lags:
         bus, found = self._opened(), dict[tuple[str, str], int]()
         if bus is None:
             return
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                for group, topics in ACCESS["console"].counts.items():
+        for group, topics in ACCESS["console"].counts.items():
+            try:
+                async with asyncio.timeout(WITHIN_S):
                     found |= {(name, group): lag for name, lag in (await bus.lag(topics, group)).items()}
-        except Exception as error:  # each adapter has its own
-            found = {}
-            log.info("lag_unknown", error=f"{type(error).__name__}: {error}")
+            except TimeoutError:  # the others would not be told either
+                log.info("lag_unknown", group=group, error=f"no answer within {WITHIN_S:g} s")
+                found = {}
+                break
+            except Exception as error:  # each adapter has its own; a right that is missing is one group's matter
+                log.info("lag_unknown", group=group, error=f"{type(error).__name__}: {error}")
         for pair in self.known.keys() - found.keys():
             LAG.remove(*pair)
         for pair, lag in found.items():

@@ -63,7 +63,7 @@ class Library:
 
     def graded(self, run: str, key: AttemptKey) -> Graded:
         """What a grader left of the attempt. Raises ObjectMissing, ObjectDamaged, ValueError."""
-        return msgspec.json.decode(self._objects.get(self._objects.head(verdict_key(run, key))), type=Graded)
+        return _decoded(self._objects.get(self._objects.head(verdict_key(run, key))), Graded)
 
     def experts(self, ref: Ref, segment: int, first: int, count: int) -> np.ndarray:
         """[tokens, MoE layers, K] of tokens first .. first + count of a segment; the segment's last has none. The object is
@@ -109,11 +109,19 @@ class Library:
         return value
 
     def _config(self, run: str) -> RunConfig:
-        return msgspec.json.decode(self._objects.get(self._objects.head(f"runs/{run}/config.json")), type=RunConfig)
+        return _decoded(self._objects.get(self._objects.head(f"runs/{run}/config.json")), RunConfig)
 
     def _chat(self, base: Ref) -> Format:
         directory = self._formats / base.checksum
         return load_format(download_directory(self._objects, base, directory, weights=False))
+
+
+def _decoded(data: bytes, kind: type[V]) -> V:
+    """Raises ValueError, which msgspec's own error is not."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None
 
 
 def _make_room(folder: Path, most: int) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from services.console.board import Board
-from shared.bus import Bus
+from shared.bus import Bus, Deliveries
 from shared.contracts import topics as t
 from shared.contracts.codec import sent_at
 from shared.telemetry import Health
@@ -27,9 +27,9 @@ IN_FLIGHT = 256
 log = structlog.get_logger()
 
 
-async def read(bus: Bus, board: Board) -> None:
+async def read(deliveries: Deliveries, board: Board) -> None:
     """Everything from the start, then what comes. A message that the board cannot take is logged and passed over."""
-    async for delivery in bus.deliveries(TOPICS, None, IN_FLIGHT):
+    async for delivery in deliveries:
         try:
             board.apply(delivery.message, sent_at(delivery.headers))
         except Exception:
@@ -39,11 +39,18 @@ async def read(bus: Bus, board: Board) -> None:
 
 async def serve(bus: Bus, board: Board, health: Health, stop: asyncio.Event) -> None:
     """Until `stop`. If the reading ends before, so does the service: the supervisor starts it again."""
-    reading = asyncio.create_task(read(bus, board))
+    board.complete = False
+    deliveries = bus.deliveries(TOPICS, None, IN_FLIGHT)
+    reading = asyncio.create_task(read(deliveries, board))
+    past = asyncio.create_task(deliveries.caught_up())
     stopping = asyncio.create_task(stop.wait())
-    health.clear("messages")
-    await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    health.clear("messages")  # pages show what there is while the past is still read
+    await asyncio.wait({reading, stopping, past}, return_when=asyncio.FIRST_COMPLETED)
+    if past.done() and not past.exception():
+        board.complete = True
+        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (past, stopping):
+        task.cancel()
     if not reading.done():
         reading.cancel()
     elif not stop.is_set():

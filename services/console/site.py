@@ -66,6 +66,8 @@ class Starts:
 
     def unheard(self, board: Board) -> str:
         """Why nobody can know yet whether a run goes on; empty: one can. A word that is not heard so long was never said."""
+        if not board.complete:
+            return "what was said before has not all been read yet; try again in a moment"
         heard = not self.said or self.said in board.runs or time.monotonic() - self.at > LOST_S
         return "" if heard else f"{self.said} was said to start, and the bus has not carried it yet"
 

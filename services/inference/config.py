@@ -69,6 +69,10 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     def _fp8_is_of_the_embedded_engine(self) -> InferenceSettings:
         if self.fp8 and self.engine == "sglang":
             raise ValueError("fp8: found true; allowed: false with engine 'sglang', whose FP8 is sglang_quantization")
+        if self.fp8 and self.engine_dtype != "float32":
+            raise ValueError(
+                f"engine_dtype: found {self.engine_dtype!r}; allowed: 'float32' with fp8, as the trainer rounds"
+            )
         return self
 
     @model_validator(mode="after")

@@ -49,6 +49,8 @@ async def body_of(http: web.Request) -> bytes:
             f"request body: {len(data)} bytes within {STALL_S:g} s; allowed: the whole, {STALL_S:g} s and a second for "
             f"every {SLOWEST} bytes"
         ) from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"request body: {error}") from None
     except ConnectionError:
         raise BadRequest(f"request body: {len(data)} bytes, then the connection ended") from None
     return bytes(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -135,12 +136,21 @@ class EngineClient:
                 pass
 
     async def alive(self, url: str) -> bool:
-        """Whether the replica answers at all. A stopped process keeps its socket open and says nothing."""
+        """Whether the replica answers, and has weights to answer with: one that was killed and is back has none for a while, and
+        says 503 like one that is busy. A stopped process keeps its socket open and says nothing."""
         try:
             async with self._http.get(f"{url}/health", timeout=self._probe_timeout) as response:
-                return response.status < 500
+                return response.status < 500 and _serves(await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
+
+
+def _serves(health: bytes) -> bool:
+    """Whatever says nothing of it does."""
+    try:
+        return msgspec.json.decode(health, type=dict[str, Any]).get("serving") is not False
+    except msgspec.MsgspecError:
+        return True
 
 
 def retry_after_s(header: str) -> float:

@@ -113,6 +113,9 @@ class Fleet:
         """A replica that takes over the address of another one replaces it: it is the same place, started again."""
         for name in [r.name for r in self.replicas.values() if r.url == message.url and r.name != message.replica]:
             del self.replicas[name]
+        if message.pool == "serving":  # not ours to ask, nor to wait for
+            self.replicas.pop(message.replica, None)
+            return
         known = self.replicas.get(message.replica)
         if known is None or known.url != message.url:
             known = Replica(message.replica, message.run, message.url, message.pool, message.serial)
@@ -126,7 +129,7 @@ class Fleet:
     def choose(self, wanted: Wanted, now: float, stay: str = "") -> Replica | None:
         """The replica for this attempt, None while there is none; a saturated one only where all are. `stay`: the one that holds
         its KV, kept if possible."""
-        ours = (r for r in self.replicas.values() if r.run == wanted.run and r.pool != "serving")
+        ours = (r for r in self.replicas.values() if r.run == wanted.run)
         able = [r for r in ours if wanted.accepts(r.serial) and r.usable(now)]
         if wanted.pinned is None:
             able = [r for r in able if r.pool == "rollout"]

@@ -34,6 +34,7 @@ from services.scheduler.store import LEASE, Fenced
 from services.scheduler.sweep import unneeded
 from shared import ledger
 from shared.bus import Bus
+from shared.contracts.ids import parse_policy
 from shared.contracts.run import ScheduleConfig
 from shared.contracts.topics import ALERTS
 from shared.ledger.models import Event, LeaseRow, Run
@@ -59,7 +60,7 @@ DELETED = Counter(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunNow:
     """`running_since`: the beginning of its latest stretch of running."""
 
     state: RunState
@@ -72,9 +73,10 @@ class Counted:
     """`taken`: after sweeping. `began`: the counting, Unix seconds."""
 
     began: float
-    standing: Standing
+    standing: RunNow
     taken: dict[Kind, int]
     deleted: dict[Kind, int]
+    left: int  # objects that nobody needs and that could not be deleted
 
 
 class Housekeeping:
@@ -113,8 +115,9 @@ class Housekeeping:
             due = await _aside(self._due)
         for run, finished_at in due:
             with _tried(run=run):
-                await self._report(run, await _aside(partial(self._count, run)))
-                if finished_at:
+                counted = await _aside(partial(self._count, run))
+                await self._report(run, counted)
+                if finished_at and not counted.left:
                     self._ended[run] = finished_at
 
     async def _report(self, run: str, found: Counted) -> None:
@@ -154,16 +157,18 @@ class Housekeeping:
             standing = self._standing(connection, run)
             last = standing.schedule.keep_versions or None
             garbage = unneeded(connection, self._objects, run, sizes, trained=True, last=last)
+        # Weights first: a version that somebody promotes or evaluates from now on must not go minutes later.
+        garbage.sort(key=lambda one: parse_policy(one.key) is None)
         deleted = {key: sizes.pop(key) for key in self._delete(run, garbage)}
         if deleted:
             log.info("swept", run=run, objects=len(deleted), bytes=sum(deleted.values()))
-        return Counted(began, standing, by_kind(sizes), by_kind(deleted))
+        return Counted(began, standing, by_kind(sizes), by_kind(deleted), left=len(garbage) - len(deleted))
 
-    def _standing(self, connection: Connection, run: str) -> Standing:
+    def _standing(self, connection: Connection, run: str) -> RunNow:
         since = select(func.max(Event.at)).where(Event.run_id == run, Event.subject == "", Event.kind == "run.running")
         state, config = connection.execute(select(Run.state, Run.config).where(Run.run_id == run)).one()
         schedule = self._read_config(config).schedule if config else ScheduleConfig()
-        return Standing(RunState(state), connection.execute(since).scalar() or 0.0, schedule)
+        return RunNow(RunState(state), connection.execute(since).scalar() or 0.0, schedule)
 
     def _delete(self, run: str, garbage: Sequence[Garbage]) -> list[str]:
         """What was deleted: less than all where the store fails, or does not let us. What is left counts all the same."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from shared.contracts.ids import parse_attempt, parse_checkpoint, parse_policy
 from shared.contracts.messages import Alert
 
-QUOTA_EXCEEDED = "quota_exceeded"  # the alert that pauses every run
+QUOTA_EXCEEDED = "quota_exceeded"  # pauses the run that it is about, whatever its pause_on says
 GB = 1e9
 REST = 10.0  # × the time that a round took: so listing and deleting never become the load of a large run
 

@@ -165,6 +165,22 @@ def test_a_body_that_is_too_large_is_refused_in_json_with_what_is_allowed(servin
     serving(test)
 
 
+def test_a_body_that_is_no_gzip_is_the_clients_mistake(serving):
+    async def test(replica: Inference) -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"{replica.health.url}/generate",
+                data=b"{}",
+                headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+            ) as response,
+        ):
+            assert response.status == 400
+            assert "request body" in (await response.json())["error"]["message"]
+
+    serving(test)
+
+
 async def upload(url: str, parts: Any) -> int:
     async def all_of() -> AsyncIterator[bytes]:
         for part in parts:

@@ -50,6 +50,9 @@ BESIDE: dict[str, tuple[Any, ...]] = {
     "lora_path": (None, ""),
     "continue_final_message": (False, None),
     "add_generation_prompt": (True, None),
+    "chat_template": (None, ""),
+    "documents": (None, []),
+    "truncate_prompt_tokens": (None,),
 }
 
 

@@ -301,6 +301,20 @@ def test_no_run_is_started_beside_one_that_goes_on_by_who_may_not_or_with_what_i
     run(scenario)
 
 
+def test_no_run_is_started_while_the_past_is_still_read(run):
+    async def scenario(there: Console) -> None:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
+        await until(lambda: there.board.runs[RUN].state.value == "finished" and there.board.complete)
+        there.board.complete = False
+        status, _, page = await there.post(f"/runs/{RUN}/start", {}, headers=headers)
+        assert (status, "has not all been read yet" in page.text) == (409, True)
+        there.board.complete = True
+        assert (await there.post(f"/runs/{RUN}/start", {}, headers=headers))[0] == 200
+
+    run(scenario)
+
+
 def test_two_clicks_at_once_start_one_run(run):
     async def scenario(there: Console) -> None:
         headers = {"Authorization": f"Bearer {OPERATOR}"}

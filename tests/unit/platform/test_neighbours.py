@@ -108,6 +108,9 @@ def test_a_name_that_nobody_has_is_nobody_and_one_that_cannot_be_looked_up_is_sh
     neighbours = {"trainer": ["none.example:8700"]}
     assert list(named(neighbours, of_the_name)) == []
     assert list(named(neighbours, out_of_order)) == [Endpoint("trainer", "http://none.example:8700")]
+    # What can be no name is looked up for real: an empty label, and one that is too long.
+    for host in ("a..b", "x" * 64 + ".example"):
+        assert list(named({"trainer": [f"{host}:8700"]})) in ([], [Endpoint("trainer", f"http://{host}:8700")])
 
 
 def test_addresses_of_ipv6_stand_in_brackets():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +65,11 @@ def test_training_never_uses_the_evaluation_pool() -> None:
 
 
 def test_no_attempt_goes_to_an_engine_that_serves_others() -> None:
-    made = fleet(("serves", "serving", 3))
+    made = Fleet()
+    word = PolicyApplied(run="r", replica="serves", url="http://serves", pool="rollout", serial=3)
+    made.apply(word)
+    made.apply(msgspec.structs.replace(word, pool="serving"))
+    assert not made.replicas
     for wanted in (Wanted("r", "g", 0), Wanted("r", "g", 3, pinned=3), Wanted("r", "g", 3, pinned=3, spare=True)):
         assert chosen(made, wanted) is None
 

@@ -396,6 +396,29 @@ def ended(name: str) -> None:
             thread.join(60)
 
 
+def test_a_finished_run_is_gone_through_until_all_that_nobody_needs_is_gone(told: Engine, tmp_path: Path) -> None:
+    class Hiccup(Counting):
+        refused = 0
+
+        def delete(self, key: str) -> None:
+            self.refused += 1
+            if self.refused < 3:
+                raise ObjectsUnavailable("503")
+            super().delete(key)
+
+    objects = Hiccup(tmp_path / "objects")
+    put(objects, attempt_prefix("r", "a-dropped", 0) + "/routing-1.zst")
+    lead(told, 1)
+    with told.begin() as connection:
+        connection.execute(update(Run).values(state="finished", finished_at=time.time() - KEEP_FINISHED_S - 30))
+
+    async def story() -> None:
+        async with keeping(tmp_path, objects):
+            await until(lambda: not list(objects.list("")), "the last round")
+
+    asyncio.run(story())
+
+
 def test_what_may_not_be_deleted_is_counted_and_held_against_the_quota(tmp_path: Path) -> None:
     class Refusing(Counting):
         def delete(self, key: str) -> None:
