@@ -72,7 +72,7 @@ images:          ## every image of docker-compose.yml without an image registry 
 
 images-local: images
 
-rehearse: setup  ## a run in docker compose: scaled, every container killed, audited, dashboards asked; REHEARSE="--kill none"
+rehearse: setup  ## a run in docker compose: scaled, killed, restarted, down and up, audited, dashboards asked; REHEARSE="--kill none"
 	@$(BIN)/python -m tests.compose $(REHEARSE)
 
 reference: setup ## write dashboards and reference pages anew from the code

@@ -1,4 +1,4 @@
-"""`python -m tests.compose [--steps 20] [--kill all] [--roll all] [--scale rollout=2] [--problems 100] [--down]`
+"""`python -m tests.compose [--minutes 15] [--kill all] [--roll all] [--scale rollout=2] [--problems 100] [--down]`
 
 A run in docker compose on this machine: everything is started and must become healthy, `demo` starts a run, its policy is
 measured, replicas are added, every container that is named is killed (kill -9 of its first process: the engine must start it
@@ -66,6 +66,12 @@ def audit(run: str) -> dict[str, Any]:
 
 def over(run: str) -> bool:
     return bool(audit(run)["state"] == "finished")
+
+
+def require_practice(run: str) -> None:
+    """A strike after the run's end would prove nothing. Raises Failed."""
+    if over(run):
+        raise Failed(f"{run} ended before all strikes: give it more --minutes or --steps")
 
 
 def measure(run: str, options: argparse.Namespace) -> str:
@@ -143,8 +149,8 @@ def named(option: str, given: str, known: tuple[str, ...], parser: argparse.Argu
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description="A run in docker compose, rehearsed.")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=20.0, help="the run's own end by time")
+    parser.add_argument("--steps", type=int, default=0, help="the run's own end; 0: by time alone")
+    parser.add_argument("--minutes", type=float, default=15.0, help="the run's own end by time")
     parser.add_argument("--kill", default="all", help=f"by commas, of {', '.join((*OURS, *SERVERS))}; all; none")
     parser.add_argument("--roll", default="all", help=f"to restart, by commas, of {', '.join(OURS)}; all; none")
     parser.add_argument("--stay", action="store_true", help="no `docker compose down && up` in between")
@@ -177,11 +183,14 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         docker("compose", "up", "-d", "--wait", "--no-recreate", "--scale", pair, pair.partition("=")[0])
         say(f"scaled {pair}: {len(containers(pair.partition('=')[0]))} healthy")
     for service in options.kill:
+        require_practice(run)
         say(f"kill -9 {service}: healthy again after {kill(service):.0f} s, step {steps(run):.0f}")
         time.sleep(SETTLE_S)
     for service in options.roll:
+        require_practice(run)
         say(f"restarted {service}: drained, healthy again after {roll(service):.0f} s, step {steps(run):.0f}")
     if not options.stay:
+        require_practice(run)
         before = steps(run)
         say(f"down and up again: healthy after {again(options.scale):.0f} s, step {before:.0f}")
         goes_on = until(
