@@ -133,7 +133,8 @@ def _outcome(serving: Serving, there: Iterable[str], word: PolicyPromoted, conso
         why = "; ".join(_excuse(serving, url, word) for url in behind)
         raise Refused(
             f"version {word.serial} of {word.run} is promoted, and not served by all within {FOLLOW_WITHIN_S:.0f} s: {why}. They "
-            "keep trying; what they serve goes on. `etude promote` with an earlier version goes back"
+            "keep trying; what they serve goes on, but for SGLang that has begun with another run. `etude promote` with an earlier "
+            "version goes back"
         )
     names = ", ".join(sorted(serving.places[url].replica for url in there))
     say(console, word.run, f"Served by {names}.")

@@ -28,11 +28,15 @@ class Embedded:
     def __init__(self, settings: InferenceSettings, facts: Facts) -> None:
         self.settings = settings
         self.server = Server(facts)
-        self._directory: Path | None = None  # of the weights that are handed to `serve` next
+        self._last: tuple[LiveWeights, Path] | None = None  # what is handed to `serve` next, of which directory
+
+    @property
+    def serving(self) -> bool:
+        return self.server.engine is not None
 
     async def start(self, directory: Path, health: Health) -> Live:
         live = await asyncio.to_thread(self._build, directory)
-        self._directory = directory
+        self._last = live, directory
         cache = live.engine.cache
         log.info(
             "engine_started",
@@ -67,8 +71,11 @@ class Embedded:
 
     def serve(self, live: Live) -> None:
         assert isinstance(live, LiveWeights)
-        self.server.engine, self.server.directory = live.engine, self._directory
+        assert self._last is not None
+        self.server.engine, self.server.directory = live.engine, self._last[1]
 
     async def close(self) -> None:
         if self.server.engine is not None:
             await asyncio.to_thread(self.server.engine.stop)
+        if self._last is not None:  # perhaps never served
+            await self._last[0].stop()

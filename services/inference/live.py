@@ -61,11 +61,15 @@ class Engine(Protocol):
     @property
     def server(self) -> Server: ...
 
+    @property
+    def serving(self) -> bool:
+        """Whether there is something that answers requests."""
+
     async def start(self, directory: Path, health: Health) -> Live:
-        """With the weights of a checkpoint directory, as serial 0. What ran before may serve until then, and goes on where the
-        directory is no checkpoint that can be served: raises UnknownModel."""
+        """With the weights of a checkpoint directory, as serial 0. What served before goes on until `serve`, where there is room
+        for both (`serving`); in any case where the directory is no checkpoint that can be served: raises UnknownModel."""
 
     def serve(self, live: Live) -> None:
-        """From here on requests are answered."""
+        """From here on it answers requests, and nothing before it. `live`: what was started last."""
 
     async def close(self) -> None: ...

@@ -53,12 +53,13 @@ class Inference:
                 await self.server.idle.wait()
 
     def _describe(self) -> dict[str, Any]:
+        shown = self.agent.shown
         return {
             "name": self.health.name,
-            "run": self.agent.run_id,
+            "run": shown.run if shown else "",
             "pool": self.settings.pool,
             "pinned": self.agent.following.pinned,
-            "model_path": str(self.agent.directory or ""),
+            "model_path": str(shown.directory if shown else ""),
             "cache_rows": self.settings.cache_rows,
             "prefill_tokens": self.settings.prefill_tokens,
         }
@@ -67,9 +68,10 @@ class Inference:
         return await self.agent.pin(serial)
 
     async def _checksums(self) -> dict[str, Any]:
-        assert self.agent.live is not None
-        serial, digest = await self.agent.live.checksum()
-        return {"serial": serial, "weight_version": str(serial), "checksum": digest, "run": self.agent.run_id}
+        shown = self.agent.shown
+        assert shown is not None
+        serial, digest = await shown.live.checksum()
+        return {"serial": serial, "weight_version": str(serial), "checksum": digest, "run": shown.run}
 
 
 def _result(following: asyncio.Task[None]) -> None:

@@ -6,8 +6,9 @@ Invariants:
 - After a failure the version is rebuilt from its full base; the third in a row takes the replica out of rotation and says
   why. It keeps trying, and returns by itself with the first version that it can load.
 - A run that cannot be read (no configuration, no base) takes no replica from one that can: it is tried again beside it.
-- A replica of the pool "serving" goes to the version that was promoted last, of whatever run. What it serves goes on where that
-  cannot be had: it says so, stays in rotation and keeps trying.
+- A replica of the pool "serving" goes to the version that was promoted last, of whatever run. Where that is not to be had, what
+  it serves goes on, another run's too: it says so, stays in rotation and keeps trying. Only an engine whose device holds one
+  model (SGLang) is out from when another run's was found to be there until it serves.
 - A replica for evaluations goes to the version of the one that was asked for first, and stays until that has ended.
 - A replica that starts again reads its topics from their beginning, and so catches up by itself.
 """
@@ -80,6 +81,15 @@ class Unread:
     again_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What answers requests, and goes on while the engine of another run is started and loaded."""
+
+    live: Live
+    run: str
+    directory: Path
+
+
 class WeightsAgent:
     """`run` until cancelled. The engine is started anew for each run and checkpoint."""
 
@@ -91,7 +101,7 @@ class WeightsAgent:
         self.following.promotions = self._promotions
         self._first = A_PROMOTION if self._promotions else A_RUN
         self._past_heard = False  # before, what was asked for may be over long ago
-        self._shown: Live | None = None  # what answers requests
+        self.shown: Shown | None = None
         self._awaited = ""  # the version that should serve and is not there, as health says it
         self.live: Live | None = None
         self.run_id = ""
@@ -130,6 +140,8 @@ class WeightsAgent:
                     self.following.evaluation(message)
                 case PolicyPromoted() as message:
                     self.following.promotion(message)
+                    if message.run in self._unread:  # another version of it may be there
+                        self._forget(message.run)
                 case PolicyPublished() as message:
                     self.following.published(message)
                     self._heard[message.run] = (message.serial, delivery.headers)
@@ -149,7 +161,7 @@ class WeightsAgent:
             raise BadRequest(f"serial: found {serial}; this replica serves the checkpoint {self.settings.checkpoint}")
         if not self.run_id or self.live is None:
             raise BadRequest("serial: no run is served yet")
-        if serial != 0 and await asyncio.to_thread(self._manifest_of, serial) is None:
+        if serial != 0 and await asyncio.to_thread(self._manifest_of, self.run_id, serial) is None:
             raise BadRequest(f"serial: found {serial}; run {self.run_id} has published no such version")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pin_done.append((serial, done))
@@ -160,10 +172,10 @@ class WeightsAgent:
 
     async def leave(self) -> None:
         """Says that this replica serves no more. Best effort: probes notice it too."""
-        if self.live is not None and self.run_id:
+        if self.shown is not None and self.shown.run:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
-                    await self._announce(self.live.serial, ok=False, reason="shutting down")
+                    await self._announce(self.shown.run, self.shown.live.serial, ok=False, reason="shutting down")
 
     # -- following ---------------------------------------------------------------------------------------------------
 
@@ -213,28 +225,33 @@ class WeightsAgent:
 
     async def _take_up(self, run: str) -> None:
         """Another run is to be served, if it can be read. Its base gives the shape; which version serves,
-        `_bring_up_to_date` decides."""
+        `_bring_up_to_date` decides. One that was promoted is there, before an engine is started."""
         if self.settings.checkpoint is None:
-            what = f"the configuration of run {run}"
+            asked = self._asked(run) if self._promotions else None
+            what = f"version {asked} of run {run}"
             try:
+                if asked is not None:
+                    await asyncio.to_thread(self._require, run, asked)
+                what = f"the configuration of run {run}"
                 config = await asyncio.to_thread(self._run_config, run)
                 what = f"the base of run {run}"
                 directory = await asyncio.to_thread(self._base_of, config)
             except Exception as error:  # whatever is wrong with it: others can be served
-                self._put_off(run, what, error)
+                await self._put_off(run, what, error)
                 return
             try:
                 await self._start_engine(directory)
             except UnknownModel as error:
-                self._put_off(run, what, error)
+                await self._put_off(run, what, error)
                 return
             self.health.clear(self._first)
         for unread in list(self._unread):
             self._forget(unread)
         self.run_id, self._announced = run, None
 
-    def _put_off(self, run: str, what: str, error: Exception) -> None:
-        """It is tried again later. Health says what is missing only where there is nothing else to serve."""
+    async def _put_off(self, run: str, what: str, error: Exception) -> None:
+        """It is tried again later. Health says what is missing only where there is nothing else to serve; of what was promoted,
+        the third failure tells everybody."""
         unread = self._unread.setdefault(run, Unread(what, FIRST_DELAY_S))
         if unread.what != what:
             self.health.clear(unread.what)
@@ -244,24 +261,31 @@ class WeightsAgent:
         unread.what, unread.failures = what, unread.failures + 1
         unread.again_at = time.monotonic() + unread.delay * random.uniform(0.5, 1.0)
         unread.delay = min(LAST_DELAY_S, unread.delay * 2)
+        asked = self._asked(run) if self._promotions else None
+        if unread.failures == FAILURES_TOLERATED and asked is not None:
+            self._announced = None
+            await self._announce(run, asked, ok=False, reason=f"{what}: {error}")
 
     def _forget(self, run: str) -> None:
         self.health.clear(self._unread.pop(run).what)
 
     async def _start_engine(self, directory: Path) -> None:
+        """What answers requests is stopped later, by `_serve`."""
         before = self.live
         self.live = await self._engine.start(directory, self.health)
         self.directory, self._source = directory, None
-        if before is not None:
+        if not self._engine.serving:
+            self.health.wait_on(WEIGHTS)
+        if before is not None and (self.shown is None or before is not self.shown.live):
             await before.stop()
 
-    def _asked(self) -> int | None:
-        """The version that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
+    def _asked(self, run: str) -> int | None:
+        """The version of the run that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
         if self.following.pinned is not None or not self._past_heard:
             return self.following.pinned
         if self._promotions:
-            return self.following.promoted(self.run_id)
-        return self.following.evaluated(self.run_id)
+            return self.following.promoted(run)
+        return self.following.evaluated(run)
 
     def _target(self, asked: int | None) -> tuple[int, Ref | None] | None:
         """(serial, manifest) of what should serve; manifest None: the base as it is. None: the version that was asked for is not
@@ -269,7 +293,7 @@ class WeightsAgent:
         if self.settings.checkpoint is not None:
             return 0, None
         if asked is not None:
-            ref = self._manifest_of(asked)
+            ref = self._manifest_of(self.run_id, asked)
             if asked == 0 and (ref is None or lost(self.objects, ref) is not None):
                 return 0, None  # what the run began with, not published yet or deleted since: the base has it
             return None if ref is None else (asked, ref)
@@ -281,13 +305,16 @@ class WeightsAgent:
 
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
-        failures, delay = 0, FIRST_DELAY_S
+        failures, delay, before = 0, FIRST_DELAY_S, self._asked(self.run_id)
         while self._next_run() is None:
-            started, serial = time.perf_counter(), -1
+            started, serial, asked = time.perf_counter(), -1, self._asked(self.run_id)
+            if self._promotions and asked is None:
+                return  # a version of another run is promoted, and not to be had (yet): what serves goes on
+            if asked != before:
+                failures, delay, before = 0, FIRST_DELAY_S, asked
             try:
-                asked = self._asked()
                 target = await asyncio.to_thread(self._target, asked)
-                if target is None and asked is not None and self._stays:
+                if target is None and asked is not None and self._promotions:
                     serial = asked
                     raise WeightsError(f"version {asked} of run {self.run_id} is not there")
                 if target is None:
@@ -309,7 +336,7 @@ class WeightsAgent:
                     self._announced = None
                     if not self._stays:
                         self.health.wait_on(WEIGHTS)
-                    await self._announce(serial, ok=False, reason=str(error))
+                    await self._announce(self.run_id, serial, ok=False, reason=str(error))
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(LAST_DELAY_S, delay * 2)
                 continue
@@ -324,7 +351,7 @@ class WeightsAgent:
     @property
     def _stays(self) -> bool:
         """Whether what answers requests goes on where another version cannot be had."""
-        return self._promotions and self._shown is not None and self._shown is self.live
+        return self._promotions and self._engine.serving
 
     def _await(self, version: str) -> None:
         """Health waits on this version, or (empty) on none any more."""
@@ -370,17 +397,20 @@ class WeightsAgent:
     async def _serve(self, pause: float) -> None:
         """From here on requests are answered with what is live; tells everybody."""
         assert self.live is not None
+        assert self.directory is not None
         metrics.SERIAL.labels(self.settings.pool).set(self.live.serial)
         self._engine.serve(self.live)
-        self._shown = self.live
+        before, self.shown = self.shown, Shown(self.live, self.run_id, self.directory)
         self.health.clear(WEIGHTS)
+        if before is not None and before.live is not self.live:
+            await before.live.stop()
         if self.run_id:
-            await self._announce(self.live.serial, pause=pause)
+            await self._announce(self.run_id, self.live.serial, pause=pause)
             self._announced = self.live.serial
 
-    async def _announce(self, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
+    async def _announce(self, run: str, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
         message = PolicyApplied(
-            run=self.run_id,
+            run=run,
             replica=self.health.name,
             url=self.health.url,
             pool=self.settings.pool,
@@ -420,8 +450,18 @@ class WeightsAgent:
         ModelConfig.load(folder)  # a shape that nobody knows is found while the engine of another run still serves
         return folder
 
-    def _manifest_of(self, serial: int) -> Ref | None:
+    def _manifest_of(self, run: str, serial: int) -> Ref | None:
         try:
-            return self.objects.head(f"{policy_prefix(self.run_id, serial)}/manifest.json")
+            return self.objects.head(f"{policy_prefix(run, serial)}/manifest.json")
         except ObjectMissing:
             return None
+
+    def _require(self, run: str, serial: int) -> None:
+        """Raises WeightsError where the version cannot be built. What a run began with always can: the base has it."""
+        if serial == 0:
+            return
+        ref = self._manifest_of(run, serial)
+        if ref is None:
+            raise WeightsError("it is not there")
+        if (gone := lost(self.objects, ref)) is not None:
+            raise WeightsError(f"it cannot be built: the weights of version {gone} are deleted")

@@ -505,6 +505,88 @@ def test_an_engine_that_serves_others_goes_where_a_version_is_promoted_and_nowhe
     run(test, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("run_id", "serial", "said"),
+    [
+        (RUN, 2, f"version 2 of run {RUN}: it is not there"),
+        (RUN, 1, "the weights of version 1 are deleted"),
+        ("r-broken", 0, "the configuration of run r-broken"),
+    ],
+)
+def test_where_the_promoted_version_of_another_run_is_not_to_be_had_what_is_served_goes_on_and_it_says_why(
+    tmp_path, monkeypatch, run_id, serial, said
+):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        async def promote(run: str, serial: int) -> None:
+            await p.bus.publish(POLICIES_PROMOTED, run, PolicyPromoted(run=run, serial=serial, by="test"))
+
+        p.write_version(0, None)
+        p.write_version(1, None)
+        for key in list(p.objects.list(f"{policy_prefix(RUN, 1)}/0")):
+            p.objects.delete(key)
+        p.write_version(3, None)
+        await p.start_unreadable("r-broken")
+        await p.start_run()
+        await p.start_run("r-first")
+        async with p.replica(pool="serving") as replica:
+            url = replica.health.url
+            await promote("r-first", 0)
+            _, seen = await p.applied(0)
+            engine = replica.server.engine
+            await promote(run_id, serial)
+            message, seen = await p.applied(serial, ok=False, after=seen)
+            assert (message.run, said in message.reason) == (run_id, True), message.reason
+            assert (await ask(url, "/readyz"))[0] == 200
+            assert (await ask(url, "/generate", body_of([1, 2], 2)))[0] == 200
+            info = (await ask(url, "/model_info"))[1]
+            assert (info["run"], info["serial"], replica.server.engine is engine) == ("r-first", 0, True)
+            await promote("r-first", 0)
+            message, seen = await p.applied(0, after=seen)  # also of what it never left, somebody waits for its word
+            assert (message.run, replica.server.engine is engine) == ("r-first", True)
+            await promote(RUN, 3)
+            message, _ = await p.applied(3, after=seen)
+            assert message.run == RUN
+
+    run(test, tmp_path)
+
+
+def test_the_engine_of_a_promoted_run_takes_over_when_it_serves_and_not_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+
+    async def test(p: Platform) -> None:
+        async def promote(run: str, serial: int) -> None:
+            await p.bus.publish(POLICIES_PROMOTED, run, PolicyPromoted(run=run, serial=serial, by="test"))
+
+        p.write_version(0, None)
+        p.write_version(1, None)
+        key = next(iter(p.objects.list(f"{policy_prefix(RUN, 1)}/0")))
+        whole = p.objects.get(p.objects.head(key))
+        p.objects.put(key, bytes(len(whole)))
+        await p.start_run()
+        await p.start_run("r-first")
+        async with p.replica(pool="serving") as replica:
+            url = replica.health.url
+            await promote("r-first", 0)
+            _, seen = await p.applied(0)
+            before = replica.server.engine
+            await promote(RUN, 1)
+            message, seen = await p.applied(1, ok=False, after=seen)
+            assert message.run == RUN
+            assert replica.agent.run_id == RUN  # its engine is there, with the base
+            assert (await ask(url, "/readyz"))[0] == 200
+            assert (await ask(url, "/generate", body_of([1, 2], 2)))[0] == 200
+            assert (await ask(url, "/weights_checker", {}))[1]["run"] == "r-first"
+            p.objects.put(key, whole)
+            message, _ = await p.applied(1, after=seen)
+            assert message.run == RUN
+            assert (await ask(url, "/weights_checker", {}))[1]["run"] == RUN
+            assert not before.alive
+
+    run(test, tmp_path)
+
+
 def test_a_killed_replica_comes_back_and_catches_up_by_itself(tmp_path):
     platform = Platform(tmp_path)
 

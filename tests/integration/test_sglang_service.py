@@ -16,8 +16,10 @@ import aiohttp
 import psutil
 import pytest
 
+from shared.contracts.messages import PolicyPromoted
+from shared.contracts.topics import POLICIES_PROMOTED
 from shared.weights import read_manifest
-from tests.integration.engine_platform import Platform, ask, body_of, run, start_process, until
+from tests.integration.engine_platform import RUN, Platform, ask, body_of, run, start_process, until
 from tests.integration.sglang_world import World, wrapper
 
 SERVER = "services.inference.sglang.server"
@@ -429,6 +431,34 @@ def test_no_run_finds_the_cache_entries_of_another_in_a_server_that_stays(world)
                 after = await keys("r-second")
                 assert after[0] == after[1]
                 assert before[0] != after[0]
+
+    world(test)
+
+
+def test_the_server_goes_on_until_what_another_run_promoted_was_found_to_be_there(world):
+    async def test(w: World) -> None:
+        async def promote(run: str, serial: int) -> None:
+            await w.p.bus.publish(POLICIES_PROMOTED, run, PolicyPromoted(run=run, serial=serial, by="test"))
+
+        w.p.write_version(0, None)
+        w.p.write_version(1, 0)
+        await w.p.start_run()
+        await w.p.start_run("r-first")
+        async with w.replica(pool="serving") as replica:
+            await promote("r-first", 0)
+            _, seen = await w.p.applied(0)
+            before = (await w.server(replica))["pid"]
+            await promote(RUN, 2)
+            message, seen = await w.p.applied(2, ok=False, after=seen)
+            assert (message.run, message.reason) == (RUN, f"version 2 of run {RUN}: it is not there")
+            await w.ready(replica)
+            assert (await w.server(replica))["pid"] == before
+            assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200
+            await promote(RUN, 1)
+            message, _ = await w.p.applied(1, after=seen)
+            assert message.run == RUN
+            await w.ready(replica)
+            assert not psutil.pid_exists(before)
 
     world(test)
 

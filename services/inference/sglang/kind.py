@@ -47,6 +47,10 @@ class Sglang:
         self._passed = _Passed()
         REGISTRY.register(self._passed)
 
+    @property
+    def serving(self) -> bool:
+        return self.server.live is not None
+
     async def start(self, directory: Path, health: Health) -> Live:
         """Returns when the server is up. A device that holds one model has no room for two: what ran before is ended, once the
         checkpoint was read."""
