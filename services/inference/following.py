@@ -11,7 +11,8 @@ from shared.contracts.run import Ref
 @dataclass(slots=True)
 class Following:
     """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest. `promotions`: neither,
-    but what was promoted last.
+    but what was promoted last. `past_heard`: the topics were read to where they ended at the start; before, what was asked for may
+    be over long ago.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -20,6 +21,7 @@ class Following:
     run: str = ""
     pinned: int | None = None
     promotions: bool = False
+    past_heard: bool = False
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
     over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
@@ -60,6 +62,12 @@ class Following:
     def evaluated(self, run: str) -> int | None:
         """The version of the evaluation under way that was asked for first; None: there is none."""
         return next((serial for key, serial in self._asked.items() if key[0] == run and key not in self._ended), None)
+
+    def asked(self, run: str) -> int | None:
+        """The version of the run that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
+        if self.pinned is not None or not self.past_heard:
+            return self.pinned
+        return self.promoted(run) if self.promotions else self.evaluated(run)
 
     def runs(self) -> list[str]:
         """The runs to serve, the best first. One that is over before it published anything comes into question only where

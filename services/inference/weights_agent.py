@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 
 from services.inference import swap_metrics as metrics
+from services.inference.candidates import FAILURES_TOLERATED, Candidates, delay_after
 from services.inference.config import InferenceSettings
 from services.inference.following import Following
 from services.inference.live import Bits, Engine, Live
 from services.inference.published import bits_of
+from services.inference.run_store import RunStore
 from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable, Deliveries
-from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import (
     EvalFinished,
     EvalRequested,
@@ -43,7 +42,7 @@ from shared.contracts.messages import (
     PolicyPublished,
     RunControl,
 )
-from shared.contracts.run import Ref, RunConfig
+from shared.contracts.run import Ref
 from shared.contracts.topics import (
     EVALS_FINISHED,
     EVALS_REQUESTED,
@@ -53,32 +52,18 @@ from shared.contracts.topics import (
     RUNS_CONTROL,
 )
 from shared.contracts.words import Words
-from shared.model import ModelConfig, load_checkpoint
+from shared.model import load_checkpoint
 from shared.model.config import UnknownModel
 from shared.objects import ObjectMissing, Objects
 from shared.settings import Told
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
 from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
-from shared.weights.checkpoint_objects import download_directory
 
-FAILURES_TOLERATED = 3
-FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0
 A_RUN, WEIGHTS = "a run to be started (runs.control)", "weights"
 A_PROMOTION = "a version to be promoted (policies.promoted)"
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Unread:
-    """A run that could not be read: what is missing of it, how often that was found, when (monotonic) it is looked for
-    again."""
-
-    what: str
-    delay: float
-    failures: int = 0
-    again_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +84,9 @@ class WeightsAgent:
         free = settings.pinned < 0 and settings.checkpoint is None
         self._evaluates, self._promotions = free and settings.pool == "evaluation", free and settings.pool == "serving"
         self.following.promotions = self._promotions
+        self.candidates = Candidates(self.following)
+        self.store = RunStore(objects, settings.state / "checkpoints")
         self._first = A_PROMOTION if self._promotions else A_RUN
-        self._past_heard = False  # before, what was asked for may be over long ago
         self.shown: Shown | None = None
         self._awaited = ""  # the version that should serve and is not there, as health says it
         self.live: Live | None = None
@@ -111,7 +97,6 @@ class WeightsAgent:
         )
         self._announced: int | None = None  # the serial that the others believe to be served here
         self._heard: dict[str, tuple[int, dict[str, str]]] = {}  # run -> the last version's serial, its word's headers
-        self._unread: dict[str, Unread] = {}
         self._engine = engine
         self._changed = asyncio.Event()
         self._pin_done: list[tuple[int, asyncio.Future[None]]] = []
@@ -140,8 +125,7 @@ class WeightsAgent:
                     self.following.evaluation(message)
                 case PolicyPromoted() as message:
                     self.following.promotion(message)
-                    if message.run in self._unread:  # another version of it may be there
-                        self._forget(message.run)
+                    self._forget(message.run)  # another version of it may be there
                 case PolicyPublished() as message:
                     self.following.published(message)
                     self._heard[message.run] = (message.serial, delivery.headers)
@@ -152,7 +136,7 @@ class WeightsAgent:
 
     async def _hear_past(self, deliveries: Deliveries) -> None:
         await deliveries.caught_up()
-        self._past_heard = True
+        self.following.past_heard = True
         self._changed.set()
 
     async def pin(self, serial: int) -> dict[str, Any]:
@@ -161,7 +145,7 @@ class WeightsAgent:
             raise BadRequest(f"serial: found {serial}; this replica serves the checkpoint {self.settings.checkpoint}")
         if not self.run_id or self.live is None:
             raise BadRequest("serial: no run is served yet")
-        if serial != 0 and await asyncio.to_thread(self._manifest_of, self.run_id, serial) is None:
+        if serial != 0 and await asyncio.to_thread(self.store.manifest, self.run_id, serial) is None:
             raise BadRequest(f"serial: found {serial}; run {self.run_id} has published no such version")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pin_done.append((serial, done))
@@ -197,28 +181,14 @@ class WeightsAgent:
             self._settle_pins()
             await self._news()
 
-    def _preferred(self) -> list[str]:
-        """The runs that would rather be served than the one that is, the best first."""
-        if self._promotions and not self._past_heard:
-            return []
-        return list(itertools.takewhile(lambda run: run != self.run_id, self.following.runs()))
-
     def _next_run(self) -> str | None:
-        """The run to take up now; None: what is served stays."""
-        for run in self._preferred():
-            unread = self._unread.get(run)
-            if unread is None or unread.again_at <= time.monotonic():
-                return run
-            if unread.failures < FAILURES_TOLERATED:  # perhaps the store's, for a moment: no reason to start an engine
-                return None
-        return None
+        return self.candidates.next(self.run_id, time.monotonic())
 
     async def _news(self) -> None:
         """Returns when something was heard, or a run that could not be read is to be tried again."""
-        preferred = self._preferred()
-        for run in [run for run in self._unread if run not in preferred]:
+        for run in self.candidates.outdated(self.run_id):
             self._forget(run)
-        due = min((unread.again_at for unread in self._unread.values()), default=None)
+        due = self.candidates.due()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
                 await self._changed.wait()
@@ -227,15 +197,15 @@ class WeightsAgent:
         """Another run is to be served, if it can be read. Its base gives the shape; which version serves,
         `_bring_up_to_date` decides. One that was promoted is there, before an engine is started."""
         if self.settings.checkpoint is None:
-            asked = self._asked(run) if self._promotions else None
+            asked = self.following.asked(run) if self._promotions else None
             what = f"version {asked} of run {run}"
             try:
                 if asked is not None:
-                    await asyncio.to_thread(self._require, run, asked)
+                    await asyncio.to_thread(self.store.require, run, asked)
                 what = f"the configuration of run {run}"
-                config = await asyncio.to_thread(self._run_config, run)
+                config = await asyncio.to_thread(self.store.config, self.following.started[run])
                 what = f"the base of run {run}"
-                directory = await asyncio.to_thread(self._base_of, config)
+                directory = await asyncio.to_thread(self.store.base, config)
             except Exception as error:  # whatever is wrong with it: others can be served
                 await self._put_off(run, what, error)
                 return
@@ -245,29 +215,28 @@ class WeightsAgent:
                 await self._put_off(run, what, error)
                 return
             self.health.clear(self._first)
-        for unread in list(self._unread):
+        for unread in list(self.candidates.unread):
             self._forget(unread)
         self.run_id, self._announced = run, None
 
     async def _put_off(self, run: str, what: str, error: Exception) -> None:
         """It is tried again later. Health says what is missing only where there is nothing else to serve; of what was promoted,
         the third failure tells everybody."""
-        unread = self._unread.setdefault(run, Unread(what, FIRST_DELAY_S))
-        if unread.what != what:
-            self.health.clear(unread.what)
+        before = self.candidates.unread.get(run)
+        if before is not None and before.what != what:
+            self.health.clear(before.what)
         if not self.run_id:
             self.health.wait_on(what)
         log.warning("waiting", waits_on=what, error=f"{type(error).__name__}: {error}")
-        unread.what, unread.failures = what, unread.failures + 1
-        unread.again_at = time.monotonic() + unread.delay * random.uniform(0.5, 1.0)
-        unread.delay = min(LAST_DELAY_S, unread.delay * 2)
-        asked = self._asked(run) if self._promotions else None
-        if unread.failures == FAILURES_TOLERATED and asked is not None:
+        tell = self.candidates.put_off(run, what, time.monotonic(), random.uniform(0.5, 1.0))
+        asked = self.following.asked(run) if self._promotions else None
+        if tell and asked is not None:
             self._announced = None
             await self._announce(run, asked, ok=False, reason=f"{what}: {error}")
 
     def _forget(self, run: str) -> None:
-        self.health.clear(self._unread.pop(run).what)
+        if (unread := self.candidates.unread.pop(run, None)) is not None:
+            self.health.clear(unread.what)
 
     async def _start_engine(self, directory: Path) -> None:
         """What answers requests is stopped later, by `_serve`."""
@@ -279,21 +248,13 @@ class WeightsAgent:
         if before is not None and (self.shown is None or before is not self.shown.live):
             await before.stop()
 
-    def _asked(self, run: str) -> int | None:
-        """The version of the run that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
-        if self.following.pinned is not None or not self._past_heard:
-            return self.following.pinned
-        if self._promotions:
-            return self.following.promoted(run)
-        return self.following.evaluated(run)
-
     def _target(self, asked: int | None) -> tuple[int, Ref | None] | None:
         """(serial, manifest) of what should serve; manifest None: the base as it is. None: the version that was asked for is not
         there (yet). Blocking."""
         if self.settings.checkpoint is not None:
             return 0, None
         if asked is not None:
-            ref = self._manifest_of(self.run_id, asked)
+            ref = self.store.manifest(self.run_id, asked)
             if asked == 0 and (ref is None or lost(self.objects, ref) is not None):
                 return 0, None  # what the run began with, not published yet or deleted since: the base has it
             return None if ref is None else (asked, ref)
@@ -305,13 +266,13 @@ class WeightsAgent:
 
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
-        failures, delay, before = 0, FIRST_DELAY_S, self._asked(self.run_id)
+        failures, before = 0, self.following.asked(self.run_id)
         while self._next_run() is None:
-            started, serial, asked = time.perf_counter(), -1, self._asked(self.run_id)
+            started, serial, asked = time.perf_counter(), -1, self.following.asked(self.run_id)
             if self._promotions and asked is None:
                 return  # a version of another run is promoted, and not to be had (yet): what serves goes on
             if asked != before:
-                failures, delay, before = 0, FIRST_DELAY_S, asked
+                failures, before = 0, asked
             try:
                 target = await asyncio.to_thread(self._target, asked)
                 if target is None and asked is not None and self._promotions:
@@ -337,8 +298,7 @@ class WeightsAgent:
                     if not self._stays:
                         self.health.wait_on(WEIGHTS)
                     await self._announce(self.run_id, serial, ok=False, reason=str(error))
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(LAST_DELAY_S, delay * 2)
+                await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
                 continue
             metrics.SWAP_PREPARE.observe(time.perf_counter() - started - pause)
             metrics.SWAPS.inc()
@@ -346,7 +306,7 @@ class WeightsAgent:
             log.info("version_applied", run=self.run_id, serial=serial, pause_s=round(pause, 6))
             with self._span("serve", serial):
                 await self._serve(pause)
-            failures, delay = 0, FIRST_DELAY_S
+            failures = 0
 
     @property
     def _stays(self) -> bool:
@@ -425,7 +385,7 @@ class WeightsAgent:
                 return await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
             except BusUnavailable as error:  # the engine serves on; the others learn it as soon as they can
                 log.warning("bus_unavailable", error=str(error))
-                await asyncio.sleep(FIRST_DELAY_S)
+                await asyncio.sleep(delay_after(1))
 
     def _settle_pins(self) -> None:
         """Answers those whose pin is served, or has been replaced by a later one."""
@@ -437,31 +397,3 @@ class WeightsAgent:
             elif self.following.pinned != serial:
                 done.set_exception(BadRequest(f"serial: {serial} was replaced by {self.following.pinned}"))
         self._pin_done = [(serial, done) for serial, done in self._pin_done if not done.done()]
-
-    # -- the object store --------------------------------------------------------------------------------------------
-
-    def _run_config(self, run: str) -> RunConfig:
-        return msgspec.json.decode(self.objects.get(self.following.started[run]), type=RunConfig)
-
-    def _base_of(self, config: RunConfig) -> Path:
-        folder = download_directory(
-            self.objects, config.base, self.settings.state / "checkpoints" / config.base.checksum
-        )
-        ModelConfig.load(folder)  # a shape that nobody knows is found while the engine of another run still serves
-        return folder
-
-    def _manifest_of(self, run: str, serial: int) -> Ref | None:
-        try:
-            return self.objects.head(f"{policy_prefix(run, serial)}/manifest.json")
-        except ObjectMissing:
-            return None
-
-    def _require(self, run: str, serial: int) -> None:
-        """Raises WeightsError where the version cannot be built. What a run began with always can: the base has it."""
-        if serial == 0:
-            return
-        ref = self._manifest_of(run, serial)
-        if ref is None:
-            raise WeightsError("it is not there")
-        if (gone := lost(self.objects, ref)) is not None:
-            raise WeightsError(f"it cannot be built: the weights of version {gone} are deleted")

@@ -57,7 +57,7 @@ def test_a_checkpoint_that_cannot_be_served_ends_the_process_with_its_reason_and
 
 
 def test_a_run_whose_base_lacks_a_tensor_takes_no_replica_from_one_that_can_be_served(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         p.write_version(0, None)
@@ -66,7 +66,7 @@ def test_a_run_whose_base_lacks_a_tensor_takes_no_replica_from_one_that_can_be_s
             await p.applied(0)
             spoil(p.base, "tensor")
             await p.start_run("r-lacking")
-            await until(lambda: "r-lacking" in replica.agent._unread)
+            await until(lambda: "r-lacking" in replica.agent.candidates.unread)
             assert replica.agent.run_id != "r-lacking"
             assert (await ask(replica.health.url, "/readyz"))[0] == 200
             assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200

@@ -111,7 +111,7 @@ def test_versions_of_a_superseded_trainer_are_ignored(tmp_path):
 def test_a_damaged_version_takes_the_replica_out_with_the_reason_and_the_next_base_brings_it_back(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         p.write_version(0, None)
@@ -330,7 +330,7 @@ def test_a_replica_that_shuts_down_says_so_and_another_run_replaces_the_first(tm
 
 @pytest.mark.parametrize("said", [None, "finished"])
 def test_a_run_that_cannot_be_read_takes_no_replica_from_one_that_can(tmp_path, monkeypatch, said):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         p.write_version(0, None)
@@ -355,7 +355,7 @@ def test_a_run_that_cannot_be_read_takes_no_replica_from_one_that_can(tmp_path, 
 def test_a_replica_that_starts_beside_a_run_that_cannot_be_read_serves_the_one_before_and_the_other_once_it_can(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         await p.start_run()
@@ -467,7 +467,7 @@ def test_an_engine_for_evaluations_goes_to_the_version_that_is_evaluated_and_sta
 
 
 def test_an_engine_that_serves_others_goes_where_a_version_is_promoted_and_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         async def promote(serial: int) -> None:
@@ -516,7 +516,7 @@ def test_an_engine_that_serves_others_goes_where_a_version_is_promoted_and_nowhe
 def test_where_the_promoted_version_of_another_run_is_not_to_be_had_what_is_served_goes_on_and_it_says_why(
     tmp_path, monkeypatch, run_id, serial, said
 ):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         async def promote(run: str, serial: int) -> None:
@@ -553,7 +553,7 @@ def test_where_the_promoted_version_of_another_run_is_not_to_be_had_what_is_serv
 
 
 def test_the_engine_of_a_promoted_run_takes_over_when_it_serves_and_not_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
     async def test(p: Platform) -> None:
         async def promote(run: str, serial: int) -> None:

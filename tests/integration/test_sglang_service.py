@@ -29,7 +29,7 @@ SERVER = "services.inference.sglang.server"
 def quick(monkeypatch):
     for name, seconds in {"PROBE_EVERY_S": 0.1, "ASK_EVERY_S": 0.05, "FIRST_DELAY_S": 0.05, "GRACE_S": 3.0}.items():
         monkeypatch.setattr(f"{SERVER}.{name}", seconds)
-    monkeypatch.setattr("services.inference.weights_agent.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
 
 
 @pytest.fixture
