@@ -43,17 +43,32 @@ async def go_back(
 ) -> None:
     """Raises Refused, also where the version is too much worse; Stalled, NoVerdict, BusUnavailable."""
     name = await _fitting(settings, run, version)
-    serial, newest = await measured(settings, name, None, trial, console)
-    _, there = await measured(settings, name, version, trial, console)
-    held, said = verdict(there, newest, trial)
-    beside = f"version {version} beside version {serial}: {said}"
-    if not held:
-        raise Refused(
-            f"{beside}; --within bears {trial.within:g} fewer. Nobody was told to go back; without --canary all do"
-        )
-    say(console, name, beside)
-    why = f"{reason}; {beside}" if reason else beside
+    why = await tried(
+        settings, name, version, None, trial, console, reason, "Nobody was told to go back; without --canary all do"
+    )
     await act(settings, "rollback", name, lambda text: say(console, name, text), reason=why, version=version)
+
+
+async def tried(
+    settings: ServiceSettings,
+    run: str,
+    version: int,
+    beside: int | None,
+    trial: Trial,
+    console: Console,
+    reason: str,
+    otherwise: str,
+) -> str:
+    """The reason with what was found behind it, where `version` solves no fewer problems than `beside` (None: the newest), or not
+    many. Raises Refused with `otherwise` where it does; Stalled, NoVerdict, BusUnavailable."""
+    serial, now = await measured(settings, run, beside, trial, console)
+    _, there = await measured(settings, run, version, trial, console)
+    held, said = verdict(there, now, trial)
+    found = f"version {version} beside version {serial}: {said}"
+    if not held:
+        raise Refused(f"{found}; --within bears {trial.within:g} fewer. {otherwise}")
+    say(console, run, found)
+    return f"{reason}; {found}" if reason else found
 
 
 async def _fitting(settings: ServiceSettings, run: str, version: int) -> str:

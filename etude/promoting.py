@@ -16,7 +16,7 @@ from rich.console import Console
 
 from etude.acting import Refused, author, require_listeners, shortened
 from etude.best import deleted, meant
-from etude.canary import Trial, measured, verdict
+from etude.canary import Trial, tried
 from etude.demo.watch import say
 from etude.hearing import Hearing
 from etude.measuring import Known, done
@@ -78,16 +78,8 @@ async def promote(
     if trial is not None:
         beside = before.serial if before is not None and before.run == standing else 0
         if beside != serial:
-            _, now = await measured(settings, standing, beside, trial, console)
-            _, there = await measured(settings, standing, serial, trial, console)
-            held, found = verdict(there, now, trial)
-            found = f"version {serial} beside version {beside}: {found}"
-            if not held:
-                raise Refused(
-                    f"{found}; --within bears {trial.within:g} fewer. Nothing is promoted; without --canary it is"
-                )
-            say(console, standing, found)
-            reason = f"{reason}; {found}" if reason else found
+            otherwise = "Nothing is promoted; without --canary it is"
+            reason = await tried(settings, standing, serial, beside, trial, console, reason, otherwise)
     word = PolicyPromoted(run=standing, serial=serial, reason=shortened(reason), by=author("etude promote"))
     await _say_and_wait(settings, word, console)
 
