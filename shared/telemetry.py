@@ -22,8 +22,9 @@ from typing import Any
 
 import structlog
 from aiohttp import web
-from prometheus_client import REGISTRY, Gauge, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import REGISTRY, Gauge, disable_created_metrics, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from shared import telemetry_spans
 from shared.contracts.tracing import trace_id
@@ -138,8 +139,11 @@ class Health:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """As OpenMetrics for whoever asks for that, as Prometheus does: it alone has exemplars."""
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(REGISTRY), headers={"Content-Type": content_type})
+        if "application/openmetrics-text" in request.headers.get("Accept", ""):
+            # Names go as they are. The client's own choice would write SGLang's colons as underscores.
+            body = openmetrics.generate_latest(REGISTRY, escaping=openmetrics.ALLOWUTF8)
+            return web.Response(body=body, headers={"Content-Type": openmetrics.CONTENT_TYPE_LATEST})
+        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def __aenter__(self) -> Health:
         self._runner = web.AppRunner(self._app, access_log=None)

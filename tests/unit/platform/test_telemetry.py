@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
+from services.inference import metrics as engine
 from services.reward import metrics as reward
 from shared import bus
 from shared.contracts import topics
@@ -87,6 +88,20 @@ def test_who_asks_for_openmetrics_gets_the_trace_of_a_graded_attempt_and_others_
     assert 'etude_reward_grading_seconds_bucket{le="0.25"}' in text
     assert "trace_id" not in text
     assert "_created" not in text
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=1.0.0", "application/openmetrics-text", "*/*"]
+)
+def test_a_metric_has_sglangs_name_in_whatever_form_it_is_asked_for(tmp_path, accept):
+    engine.GENERATED_TOKENS.inc(0)
+
+    async def scrape() -> str:
+        async with Health("test", ServiceSettings(state=tmp_path)) as health:
+            request = urllib.request.Request(f"{health.url}/metrics", headers={"Accept": accept})
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(request).read().decode())
+
+    assert "\nsglang:generation_tokens_total " in asyncio.run(scrape())
 
 
 def test_members_of_a_group_count_what_they_take_and_answer_and_readers_from_the_start_do_not(tmp_path):
