@@ -194,7 +194,9 @@ def rehearse(options: argparse.Namespace, say: Callable[[str], None]) -> bool:
         before = steps(run)
         say(f"down and up again: healthy after {again(options.scale):.0f} s, step {before:.0f}")
         goes_on = until(
-            lambda: steps(run) > before or over(run), f"the run's next step after {before:.0f}", options.patience
+            lambda: steps(run) > before + 1 or over(run),  # one may have come before they were down
+            f"the run's steps after {before:.0f}",
+            options.patience,
         )
         say(f"the run went on after {goes_on:.0f} s more")
     until(lambda: over(run), f"the end of {run}", options.patience)
