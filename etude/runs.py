@@ -27,6 +27,7 @@ RunOrLast = Annotated[
 Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
 Problems = Annotated[int, typer.Option(help="Held-out problems to measure on, at most; 0: all.", min=0)]
 Samples = Annotated[int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)]
+Within = Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)]
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
@@ -170,7 +171,7 @@ def rollback(
             "does. Only where N solves no fewer held-out problems do all others follow.",
         ),
     ] = False,
-    within: Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)] = 0.0,
+    within: Within = 0.0,
     problems: Problems = 400,
     samples: Samples = 8,
     state: State = Path(".etude"),
@@ -272,7 +273,7 @@ def promote(
             "solves no fewer held-out problems do the others hear of it.",
         ),
     ] = False,
-    within: Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)] = 0.0,
+    within: Within = 0.0,
     problems: Problems = 400,
     samples: Samples = 8,
     state: State = Path(".etude"),

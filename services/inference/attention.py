@@ -91,7 +91,7 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
 
 
-def causal_mask(chunk: Chunk, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor | None:
+def causal_mask(chunk: Chunk, device: torch.device, dtype: torch.dtype) -> Tensor | None:
     """[n, start + n - first]: token i sees positions up to start + i. None for a single token, which sees all."""
     if chunk.n == 1:
         return None
