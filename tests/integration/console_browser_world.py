@@ -19,7 +19,7 @@ from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.pages import build_app
-from services.console.service import read
+from services.console.service import IN_FLIGHT, TOPICS, read
 from services.scheduler import api
 from services.scheduler.config import SchedulerConfig
 from shared import bus
@@ -89,7 +89,7 @@ def console(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
             health = await stack.enter_async_context(Health("console", settings, app))
             health.wait_on("nothing in particular")
             entry.bus = messages = bus.connect(settings.bus_url, client="console")
-            reading = asyncio.create_task(read(messages, board))
+            reading = asyncio.create_task(read(messages.deliveries(TOPICS, None, IN_FLIGHT), board))
             place.update(url=health.url, loop=asyncio.get_running_loop(), stop=asyncio.Event())
             ready.set()
             await place["stop"].wait()
