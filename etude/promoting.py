@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +28,7 @@ from shared.contracts.messages import PolicyApplied, PolicyPromoted
 from shared.settings import ServiceSettings
 
 FOLLOW_WITHIN_S = 120.0  # a large version has to be fetched and rebuilt
-START = "ETUDE_POOL=serving python -m services.inference"
+START = "ETUDE_POOL=serving python -m services.inference, or docker compose up -d inference-serving"
 HEARD = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.POLICIES_PROMOTED)
 
 
@@ -51,18 +51,16 @@ class Serving:
                 if message.pool == "serving":
                     self.places[message.url] = message
 
-    def up(self) -> set[str]:
-        """Addresses of those that serve."""
-        return {url for url, one in self.places.items() if one.ok}
-
     def follows(self, url: str, word: PolicyPromoted) -> bool:
         one = self.places.get(url)
         return one is not None and one.ok and (one.run, one.serial) == (word.run, word.serial)
 
-    def failed(self, url: str, word: PolicyPromoted) -> str:
-        """Why it cannot serve the version, as it says; empty: it does not say so."""
+    def failed(self, url: str, word: PolicyPromoted, before: PolicyApplied | None) -> str:
+        """Why it cannot serve the version, as it says after `before`; empty: it does not say so."""
         one = self.places.get(url)
-        return one.reason if one and not one.ok and (one.run, one.serial) == (word.run, word.serial) else ""
+        if one is None or one is before or one.ok or (one.run, one.serial) != (word.run, word.serial):
+            return ""
+        return one.reason
 
 
 async def promote(
@@ -99,7 +97,8 @@ async def _say_and_wait(settings: ServiceSettings, word: PolicyPromoted, console
     serving, bus = Serving(), buses.connect(settings.bus_url, client="etude-promote")
     try:
         async with Hearing(bus, HEARD, serving.hear) as hearing:
-            there = serving.up()
+            # One whose last word is that it cannot is there, too: it tries what is promoted now.
+            there = dict(serving.places)
             try:
                 await bus.publish(t.POLICIES_PROMOTED, word.run, word)
             except BusUnavailable as error:
@@ -110,7 +109,9 @@ async def _say_and_wait(settings: ServiceSettings, word: PolicyPromoted, console
                 return
 
             def settled() -> bool:
-                return all(serving.follows(url, word) or serving.failed(url, word) for url in there)
+                return all(
+                    serving.follows(url, word) or serving.failed(url, word, before) for url, before in there.items()
+                )
 
             await hearing.until(settled, FOLLOW_WITHIN_S)
             _outcome(serving, there, word, console)
@@ -118,11 +119,11 @@ async def _say_and_wait(settings: ServiceSettings, word: PolicyPromoted, console
         await bus.close()
 
 
-def _outcome(serving: Serving, there: Iterable[str], word: PolicyPromoted, console: Console) -> None:
+def _outcome(serving: Serving, there: Mapping[str, PolicyApplied], word: PolicyPromoted, console: Console) -> None:
     """Raises Refused where one does not follow."""
     behind = [url for url in sorted(there) if not serving.follows(url, word)]
     if behind:
-        why = "; ".join(_excuse(serving, url, word) for url in behind)
+        why = "; ".join(_excuse(serving, url, word, there[url]) for url in behind)
         raise Refused(
             f"version {word.serial} of {word.run} is promoted, and not served by all within {FOLLOW_WITHIN_S:.0f} s: {why}. They "
             "keep trying; what they serve goes on, but for SGLang that has begun with another run. `etude promote` with an earlier "
@@ -132,11 +133,18 @@ def _outcome(serving: Serving, there: Iterable[str], word: PolicyPromoted, conso
     say(console, word.run, f"Served by {names}.")
 
 
-def _excuse(serving: Serving, url: str, word: PolicyPromoted) -> str:
+def _excuse(serving: Serving, url: str, word: PolicyPromoted, before: PolicyApplied) -> str:
     one = serving.places.get(url)
     if one is None:
         return f"{url} serves this pool no more"
-    return f"{one.replica}: {serving.failed(url, word) or f'serves version {one.serial} of {one.run}, and said nothing since'}"
+    if why := serving.failed(url, word, before):
+        return f"{one.replica}: {why}"
+    return f"{one.replica}: {_served(one)}, and said nothing since"
+
+
+def _served(one: PolicyApplied) -> str:
+    version = f"version {one.serial} of {one.run}"
+    return f"serves {version}" if one.ok else f"does not serve {version}: {one.reason}"
 
 
 async def tell(settings: ServiceSettings) -> list[str]:
@@ -154,8 +162,7 @@ async def tell(settings: ServiceSettings) -> list[str]:
         else "Nothing is promoted."
     ]
     for one in serving.places.values():
-        version = f"version {one.serial} of {one.run}"
-        said.append(f"{one.replica} {f'serves {version}' if one.ok else f'does not serve {version}: {one.reason}'}.")
+        said.append(f"{one.replica} {_served(one)}.")
     return said
 
 

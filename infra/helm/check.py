@@ -56,9 +56,10 @@ WATCHING = (  # that is off in every values file
     "traces.endpoint=http://collector.monitoring:4318",
     "traces.environment.OTEL_EXPORTER_OTLP_COMPRESSION=gzip",
 )
+SERVING = ("services.inference-serving.replicas=1", "network.serving.from[0].podSelector.matchLabels.app=proxy")
 INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
     "node": (BUS, OBJECTS),
-    "cluster": (BUS, OBJECTS, SCALING),
+    "cluster": (BUS, OBJECTS, SCALING, *SERVING),
     "cluster gpu": (BUS, OBJECTS, SCALING),
     "cluster gpu access": (SCALING,),
     "node access": (),
@@ -163,7 +164,7 @@ def keeps_secrets_apart(manifest: str) -> None:
         if resource["kind"] != "Deployment":
             continue
         (container,) = resource["spec"]["template"]["spec"]["containers"]
-        name = container["name"].removesuffix("-evaluation")
+        name = container["name"].split("-")[0]  # the pools of engines are one user
         shared = {one["name"] for one in container["env"]} & {
             *("ETUDE_BUS", "ETUDE_OBJECTS"),
             *("ETUDE_S3_ACCESS_KEY", "ETUDE_S3_SECRET_KEY"),

@@ -93,6 +93,24 @@ def test_an_engine_that_does_not_follow_is_named_with_the_reason(
     asyncio.run(scenario())
 
 
+def test_an_engine_that_failed_before_is_waited_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promoting, "FOLLOW_WITHIN_S", PATIENCE_S)
+
+    async def scenario() -> None:
+        async with folder(tmp_path, scheduler=False) as here:
+            await start(here)
+            async with serving(here, "s-0", broken="s-0"):
+                for _ in range(2):
+                    done = await here.etude("promote", "--version", "1")
+                    assert (done.exit_code, "s-0: no room" in " ".join(done.stderr.split())) == (1, True), done.output
+                back = await here.etude("promote", "--version", "0")
+                assert (back.exit_code, "Served by s-0." in back.stderr) == (0, True), back.output
+            again = await here.etude("promote", "--version", "0")
+            assert "Served by s-0." in again.stderr  # its last word fits
+
+    asyncio.run(scenario())
+
+
 def test_what_was_never_published_or_is_deleted_is_not_promoted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with folder(tmp_path, scheduler=False) as here, serving(here) as heard:

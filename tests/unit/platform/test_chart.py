@@ -25,7 +25,8 @@ TEMPLATES = "\n".join(path.read_text() for path in (CHART / "templates").iterdir
 
 def test_every_service_of_the_supervisor_is_deployed():
     deployed = {name: service["module"] for name, service in VALUES["services"].items()}
-    assert deployed.pop("inference-evaluation") == deployed["inference"]
+    for pool in ("evaluation", "serving"):
+        assert deployed.pop(f"inference-{pool}") == deployed["inference"]
     assert deployed == dict(SERVICES)
 
 
@@ -61,10 +62,11 @@ def test_every_installation_that_is_checked_has_its_files_and_every_file_is_chec
 def test_with_secrets_of_their_own_each_service_has_that_of_its_own_user():
     given = yaml.safe_load((CHART / "values-access.yaml").read_text())
     assert given["services"].keys() == VALUES["services"].keys()
+    user = {name: name if name in ACCESS else name.split("-")[0] for name in VALUES["services"]}
     for name, service in given["services"].items():
-        assert service == {"secret": f"etude-{name.removesuffix('-evaluation')}"}
+        assert service == {"secret": f"etude-{user[name]}"}
     assert given["scaling"]["kafka"]["authenticationRef"] == "etude-scaler"
-    assert {"scaler", *(name.removesuffix("-evaluation") for name in given["services"])} <= {*ACCESS, *OBJECTS}
+    assert {"scaler", *user.values()} <= {*ACCESS, *OBJECTS}
 
 
 def test_an_address_in_the_values_holds_no_password():

@@ -35,7 +35,9 @@ STAYING = {name: service for name, service in ALL.items() if name not in ENDING}
 ON_GPU = {name for name, service in ALL.items() if service.get("profiles") == ["gpu"]}
 SECRETS = ("PASSWORD", "SECRET", "TOKEN")
 # Who signs in as whom, where it is not the service's own name.
-USERS = {"trainer-gpu": "trainer", "inference-gpu": "inference", "inference-evaluation": "inference", "demo": "cli"}
+USERS = {"trainer-gpu": "trainer", "demo": "cli"} | dict.fromkeys(
+    ("inference-gpu", "inference-evaluation", "inference-serving"), "inference"
+)
 
 
 def module_of(service: dict[str, Any]) -> str | None:
