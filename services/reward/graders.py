@@ -2,9 +2,11 @@
 
 Invariants:
 - An attempt ends with a verdict or with GradingFailed, whatever becomes of single jobs; answers that come late still count.
+- A job that waits its turn is no silent one: slow candidates before it may take minutes. It is overdue when one that was sent
+  after it was answered a patience ago, or when for as long nothing was answered at all.
 - Silence is no failure of an attempt while all graders are silent: it is asked for again and again, in ever smaller jobs,
-  ever more patiently. Only an attempt whose own jobs, alone, stay unanswered while others are answered (it seems to kill
-  its grader) is given up.
+  ever more patiently. Only an attempt whose own jobs, alone, stay unanswered while later ones are answered (it seems to
+  kill its grader) is given up.
 - Reported failures of infrastructure are counted; after `tries` the attempt is given up.
 """
 
@@ -87,9 +89,9 @@ class _Sent:
     key: str
     pending: list[_Pending]
     patiences: int
-    answers_before: int
     at: float = 0.0
-    given_again: bool = False
+    overtaken: float | None = None  # when the first answer came to a job that was sent later
+    given_again: float | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class Graders:
     _waiting: asyncio.Queue[_Chunk] = field(default_factory=asyncio.Queue)
     _sent: list[_Sent] = field(default_factory=list)
     _any_sent: asyncio.Event = field(default_factory=asyncio.Event)
-    _answers: int = 0
+    _answered: float = 0.0  # when the last answer came
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Graders:
@@ -157,7 +159,7 @@ class Graders:
         return _Chunk(batch)
 
     async def _send(self, chunk: _Chunk) -> None:
-        sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", chunk.pending, chunk.patiences, self._answers)
+        sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", chunk.pending, chunk.patiences)
         delay = 0.1
         while True:
             try:
@@ -193,10 +195,11 @@ class Graders:
                     self._settle(sent, answer)
                 elif error is not None:
                     continue  # it may be answered
-                elif not sent.given_again and now - sent.at > sent.patiences * self.patience_s:
-                    self._give_again(sent)
-                elif now - sent.at > FORGET_AFTER * self.patience_s:
-                    self._sent.remove(sent)
+                elif sent.given_again is not None:
+                    if now - sent.given_again > FORGET_AFTER * self.patience_s:
+                        self._sent.remove(sent)
+                elif self._overdue(sent, now):
+                    self._give_again(sent, now)
             if error is not None:
                 await asyncio.sleep(FIRST_DELAY_S)
 
@@ -225,8 +228,16 @@ class Graders:
             for key in keys:
                 self.objects.delete(key)
 
+    def _overdue(self, sent: _Sent, now: float) -> bool:
+        if sent.overtaken is not None:
+            return now - sent.overtaken > self.patience_s
+        return now - max(sent.at, self._answered) > sent.patiences * self.patience_s
+
     def _settle(self, sent: _Sent, answer: Answer) -> None:
-        self._answers += 1
+        self._answered = now = time.monotonic()
+        for earlier in self._sent:
+            if earlier.at < sent.at and earlier.overtaken is None:
+                earlier.overtaken = now
         self.health.clear("graders")
         for pending, result in zip(sent.pending, answer.results, strict=True):
             if pending.future.done():
@@ -242,23 +253,22 @@ class Graders:
             log.warning("grading_failed", attempt=pending.item.key.attempt, reason=result, again_in_s=delay)
             asyncio.get_running_loop().call_later(delay, self._waiting.put_nowait, _Chunk([pending]))
 
-    def _give_again(self, sent: _Sent) -> None:
-        sent.given_again = True
-        others_answered = self._answers > sent.answers_before
-        if not others_answered:
+    def _give_again(self, sent: _Sent, now: float) -> None:
+        sent.given_again, overtaken = now, sent.overtaken is not None
+        if not overtaken:
             self.health.wait_on("graders")
         pending = [p for p in sent.pending if not p.future.done()]
-        log.warning("grading_overdue", attempts=len(pending), others_answered=others_answered)
+        log.warning("grading_overdue", attempts=len(pending), overtaken=overtaken)
         if len(pending) == 1:
-            pending[0].silent += others_answered
+            pending[0].silent += overtaken
             if pending[0].silent >= MAX_SILENT:
                 reason = (
-                    f"{MAX_SILENT} jobs for it alone went unanswered while others were answered: does it kill graders?"
+                    f"{MAX_SILENT} jobs for it alone went unanswered while later ones were answered: does it kill graders?"
                 )
                 pending[0].future.set_exception(GradingFailed(reason))
                 return
         half = (len(pending) + 1) // 2
-        patiences = 1 if others_answered else min(MOST_PATIENCES, 2 * sent.patiences)
+        patiences = 1 if overtaken else min(MOST_PATIENCES, 2 * sent.patiences)
         for part in (pending[:half], pending[half:]):
             if part:
                 self._waiting.put_nowait(_Chunk(part, whole=True, patiences=patiences))

@@ -116,6 +116,37 @@ def test_an_attempt_that_kills_its_graders_is_found_out_and_takes_nobody_along(t
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+class OneByOne(Answering):
+    """A grader that takes `each_s` for a job, and takes jobs in the order in which they were sent."""
+
+    each_s = 0.35
+    turn = asyncio.Lock()
+
+    async def send(self, job: Job) -> None:
+        asyncio.get_running_loop().create_task(self._work(job))
+
+    async def _work(self, job: Job) -> None:
+        async with self.turn:
+            await asyncio.sleep(self.each_s)
+            await super().send(job)
+
+
+def test_who_waits_behind_slow_attempts_is_neither_asked_for_again_nor_given_up(tmp_path: Path) -> None:
+    names = [f"a{number}" for number in range(40)]
+
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        jobs = OneByOne(objects, lambda name: SOLVED)
+        patience_s = 8 * jobs.each_s  # the last of ten jobs waits longer
+        health = Health("reward", settings)
+        async with Graders(jobs, objects, health, batch=4, linger_s=0.02, patience_s=patience_s, tries=2) as graders:
+            assert await asyncio.gather(*(graders.grade(item(name)) for name in names)) == [SOLVED] * len(names)
+        assert sorted(name for job in jobs.jobs for name in job) == sorted(names)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 class Stumbling(DirectoryObjects):
     """Fails the first look at every key that `stumbles` names, as a store does that goes away for a moment."""
 
