@@ -262,9 +262,7 @@ class Graders:
         if len(pending) == 1:
             pending[0].silent += overtaken
             if pending[0].silent >= MAX_SILENT:
-                reason = (
-                    f"{MAX_SILENT} jobs for it alone went unanswered while later ones were answered: does it kill graders?"
-                )
+                reason = f"{MAX_SILENT} jobs for it alone went unanswered while later ones were answered: does it kill graders?"
                 pending[0].future.set_exception(GradingFailed(reason))
                 return
         half = (len(pending) + 1) // 2

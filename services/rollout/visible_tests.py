@@ -26,6 +26,7 @@ from shared.telemetry_spans import span
 
 WINDOW_S = 0.002
 REMEMBERED = 8192
+LONGEST = 4096  # characters of a result that are kept; formats show far fewer
 CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))
 CANARY_EVERY_S = 5.0
 LOAD_ERRORS = frozenset({"Timeout", "MemoryError", "Died"})
@@ -121,5 +122,5 @@ def first_failing(problem: Problem, results: Sequence[CallResult]) -> Observatio
     for i, case in enumerate(problem.visible):
         result = results[i] if i < len(results) else CallResult(None, "Missing")
         if result.value is None or not values.equal(result.value, case.expected):
-            return Observation(Tool.test, failing=i, got=result.error if result.value is None else result.value)
+            return Observation(Tool.test, failing=i, got=(result.value or result.error)[:LONGEST])
     return Observation(Tool.test)

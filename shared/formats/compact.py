@@ -76,6 +76,7 @@ class Compact:
         self._lines = [ids[f"L{i}"] for i in range(1, MAX_LINES + 1)]
         self._line_of = {token: i for i, token in enumerate(self._lines)}
         self.stop_tokens = (self.test, self.submit, self.done)
+        self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
         self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
 
     @classmethod
@@ -264,7 +265,9 @@ class Compact:
         return self._line_of[body[0]], *texts
 
     def _cut(self, text: str, limit: int) -> list[int]:
-        ids = self._encode(text)
+        """The first `limit` tokens. Of a long text no more is read than they can hold: a solution may return megabytes."""
+        most = (limit + 1) * self._longest
+        ids = self._encode(text) if len(text) <= most else self._encode_uncached(text[:most])
         return list(ids) if len(ids) <= limit else [*ids[:limit], self.cut]
 
 

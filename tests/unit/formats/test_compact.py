@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.formats import Observation, Tool
-from shared.formats.compact import SPECIAL, Compact, FormatError
+from shared.formats.compact import MAX_GOT, SPECIAL, Compact, FormatError
 from shared.formats.edits import apply_edit
 from shared.problems import Case, Problem
 from shared.problems.values import encode
@@ -120,6 +120,16 @@ def test_long_values_are_cut_and_marked(compact: Compact) -> None:
     ids = compact.observation(Observation(Tool.test, failing=0, got=encode("ab" * 500)))
     assert len(ids) < 24
     assert compact.cut in ids
+
+
+@relaxed
+@given(text=st.text(alphabet="ab0 _(é中", min_size=1, max_size=40), times=st.integers(1, 400))
+def test_of_a_long_value_no_more_is_read_than_is_shown(compact: Compact, text: str, times: int) -> None:
+    around = len(compact.observation(Observation(Tool.test, failing=0)))
+    shown = compact.observation(Observation(Tool.test, failing=0, got=text * times))
+    whole = len(compact.encode(text * times))
+    assert (compact.cut in shown) == (whole > MAX_GOT)
+    assert len(shown) == around + min(whole, MAX_GOT + 1)
 
 
 def test_a_problem_that_cannot_be_written_is_refused_with_the_limit(compact: Compact) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.ends import InfrastructureError
-from services.rollout.visible_tests import UnsupportedProblem, VisibleTests, first_failing
+from services.rollout.visible_tests import LONGEST, UnsupportedProblem, VisibleTests, first_failing
 from shared.problems import Case, Problem
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.settings import ServiceSettings
@@ -76,6 +76,12 @@ def test_a_sandbox_that_fails_is_infrastructure_and_the_service_says_so(health: 
     with pytest.raises(InfrastructureError, match="no namespaces"):
         asyncio.run(VisibleTests(Recording(unavailable=True), health).run(PROBLEM, PROBLEM.files))
     assert not health.ready
+
+
+def test_of_a_huge_result_only_the_beginning_is_kept() -> None:
+    seen = first_failing(PROBLEM, [CallResult('"' + "x" * 1_000_000 + '"')])
+    assert seen.failing == 0
+    assert seen.got == '"' + "x" * (LONGEST - 1)
 
 
 def test_comparison_is_type_exact() -> None:
