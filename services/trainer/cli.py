@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 import urllib.request
 from pathlib import Path
@@ -20,10 +19,15 @@ from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectMissing, Objects
 from shared.settings import ServiceSettings, load
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify and export published weights.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify published weights.")
 TIMEOUT_S = 60
 Run = Annotated[str, typer.Option("--run", help="The run; empty: the newest one in the object store.")]
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
+
+
+@app.callback()
+def group() -> None:
+    """One command for now; still `etude weights verify`."""
 
 
 @app.command()
@@ -48,44 +52,6 @@ def verify(
         print(json.dumps(line))
     compared = [line for line in lines if line["equal"] is not None]
     raise typer.Exit(2 if not compared else 0 if all(line["equal"] for line in compared) else 1)
-
-
-@app.command()
-def export(
-    out: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
-    run: Run = "",
-    serial: Annotated[int, typer.Option(help="The version; -1: the newest.")] = -1,
-    state: State = Path(".etude"),
-) -> None:
-    """A published version as a Hugging Face checkpoint directory."""
-    from safetensors.torch import save_file
-
-    from shared.weights.checkpoint_objects import download_directory
-    from shared.weights.torch_tensors import from_bits
-
-    if out.exists():
-        print(f"{out}: exists already", file=sys.stderr)
-        raise typer.Exit(2)
-    objects = stores.connect(_settings(state).objects_url)
-    run = run or _newest_run(objects)
-    highest = weights.highest_serial(objects, run)
-    serial = highest if serial < 0 else serial
-    try:
-        ref = objects.head(f"{policy_prefix(run, max(serial, 0))}/manifest.json")
-    except ObjectMissing:
-        there = "none was published" if highest < 0 else f"the newest is {highest}"
-        print(f"run {run!r}: found no version {serial}; {there}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    tensors = from_bits(weights.rebuild(objects, ref))
-    base = download_directory(objects, _config(objects, run).base, out.with_name(f".{out.name}.base"))
-    try:
-        for old in [*base.glob("*.safetensors"), *base.glob("*.safetensors.index.json")]:
-            old.unlink()
-        save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
-        base.rename(out)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-    print(json.dumps({"run": run, "serial": serial, "directory": str(out)}))
 
 
 def _settings(state: Path) -> ServiceSettings:

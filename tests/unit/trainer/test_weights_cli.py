@@ -9,16 +9,6 @@ from typer.testing import CliRunner
 from services.trainer import cli
 
 
-def test_a_version_that_was_never_published_cannot_be_exported(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = CliRunner().invoke(
-        cli.app, ["export", str(out), "--run", "r-x", "--state", str(tmp_path), "--serial", "3"]
-    )
-    assert result.exit_code == 2
-    assert "found no version 3; none was published" in result.output
-    assert not list(tmp_path.glob("*out*"))
-
-
 def test_without_a_run_there_is_nothing_to_verify(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["verify", "--state", str(tmp_path)])
     assert result.exit_code == 2
