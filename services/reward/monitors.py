@@ -1,8 +1,9 @@
 """The drift watch: what the policy takes to while its reward rises. Pure state, fed with scored attempts.
 
 Each figure is compared between the first WINDOW attempts of a run under one reward configuration and the latest WINDOW; the
-share that is solved with that of its best WINDOW.
-An alarm sounds once, and again only after the figure has been back within half of its bound.
+share that is solved with that of its best WINDOW. A change counts where it is beyond its bound and beyond what chance does:
+SIGMAS standard errors of the difference, by groups, since attempts at one problem are much alike (the variance of a mean of
+clusters, Liang and Zeger 1986). An alarm sounds once, and again only after the figure has been back within half of its bound.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
+from math import hypot, sqrt
+from typing import NamedTuple
 
 from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, RolloutScored
 from shared.contracts.run import Purpose
 
-WINDOW = 256  # with it, the standard error of a share is at most 3 points
+WINDOW = 512  # attempts: of groups of 8, a share of one half has a standard error of 2 to 6 points
+SIGMAS = 4.0  # windows overlap and there are many: the best of them flatters itself by two
 COMPARE_EVERY = 16  # attempts
 EXAMPLES = 5
 SOLVED_NOISE = 0.02  # a pass rate that rises by less has not risen
@@ -27,6 +30,7 @@ class Sample:
     """One attempt, as far as drift shows in it."""
 
     attempt: str
+    group: str
     unconfirmed: float  # reward from anything but the tests
     solved: float
     untested: float
@@ -51,12 +55,17 @@ _BOUNDS: dict[str, tuple[float, str, str]] = {
 }
 
 
+class _Mean(NamedTuple):
+    value: float
+    error: float  # standard error
+
+
 @dataclass(slots=True)
 class _Watch:
     first: list[Sample] = field(default_factory=list)
     latest: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seen: int = 0
-    best: float = 0.0  # share that any WINDOW so far has solved
+    best: _Mean = field(default_factory=lambda: _Mean(0.0, 0.0))  # share that any WINDOW so far has solved
     sounding: set[str] = field(default_factory=set)
 
 
@@ -71,6 +80,7 @@ class DriftWatch:
         watch = self._watches.setdefault((scored.run, scored.reward_config), _Watch())
         sample = Sample(
             attempt=scored.key.attempt,
+            group=scored.key.group,
             unconfirmed=scored.reward - scored.terms.get("solved", 0.0),
             solved=float(scored.verdict.solved),
             untested=float("untested_submit" in findings),
@@ -89,33 +99,43 @@ class DriftWatch:
 
     def _compare(self, run: str, watch: _Watch) -> list[Alert]:
         was, now = _figures(watch.first), _figures(watch.latest)
-        change = {name: now[name] - was[name] for name in ("untested", "no_submit", "broken")}
-        change["longer"] = now["tokens"] / max(1.0, was["tokens"]) - 1.0
+        change = {name: now[name].value - was[name].value for name in ("untested", "no_submit", "broken")}
+        change["longer"] = now["tokens"].value / max(1.0, was["tokens"].value) - 1.0
         watch.best = max(watch.best, was["solved"], now["solved"])
-        change["fewer"] = 1.0 - now["solved"] / watch.best if watch.best > SOLVED_NOISE else 0.0
-        better = now["solved"] - was["solved"] > SOLVED_NOISE
-        change["divergence"] = 0.0 if better else now["unconfirmed"] - was["unconfirmed"]
+        change["fewer"] = 1.0 - now["solved"].value / watch.best.value if watch.best.value > SOLVED_NOISE else 0.0
+        better = now["solved"].value - was["solved"].value > SOLVED_NOISE
+        change["divergence"] = 0.0 if better else now["unconfirmed"].value - was["unconfirmed"].value
         alerts = []
         for name, (bound, alert, text) in _BOUNDS.items():
+            figure = {"longer": "tokens", "divergence": "unconfirmed", "fewer": "solved"}.get(name, name)
+            before = watch.best if name == "fewer" else was[figure]
             if change[name] <= bound / 2:
                 watch.sounding.discard(name)
-            elif change[name] > bound and name not in watch.sounding:
+            elif change[name] > bound and name not in watch.sounding and _apart(before, now[figure]):
                 watch.sounding.add(name)
-                figure = {"longer": "tokens", "divergence": "unconfirmed", "fewer": "solved"}.get(name, name)
-                then = (
-                    f"{watch.best:.2f} in its best {WINDOW} attempts"
-                    if name == "fewer"
-                    else f"{was[figure]:.2f} in the first {WINDOW} attempts"
-                )
-                what = f"the policy {text}: {then}, {now[figure]:.2f} in the latest"
+                then = f"{before.value:.2f} in {'its best' if name == 'fewer' else 'the first'} {WINDOW} attempts"
+                what = f"the policy {text}: {then}, {now[figure].value:.2f} in the latest"
                 examples = _examples(watch.latest, figure, most=name != "fewer")
                 alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
         return alerts
 
 
-def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, float]:
+def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, _Mean]:
     names = ("unconfirmed", "solved", "untested", "no_submit", "broken", "tokens")
-    return {name: fmean(getattr(sample, name) for sample in samples) for name in names}
+    return {name: _mean([(sample.group, getattr(sample, name)) for sample in samples]) for name in names}
+
+
+def _mean(values: list[tuple[str, float]]) -> _Mean:
+    """Of (group, value)."""
+    mean = sum(value for _, value in values) / len(values)
+    off: dict[str, float] = {}
+    for group, value in values:
+        off[group] = off.get(group, 0.0) + value - mean
+    return _Mean(mean, sqrt(sum(total**2 for total in off.values())) / len(values))
+
+
+def _apart(one: _Mean, other: _Mean) -> bool:
+    return abs(one.value - other.value) > SIGMAS * hypot(one.error, other.error)
 
 
 def _examples(samples: deque[Sample], figure: str, *, most: bool) -> list[str]:

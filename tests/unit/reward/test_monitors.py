@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from services.reward.monitors import WINDOW, DriftWatch
 from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, AttemptKey, Effort, RolloutScored, StopReason, Verdict
@@ -75,6 +79,25 @@ def test_a_policy_that_loses_half_of_what_it_could_at_its_best_is_noticed_with_a
     assert [a.name for a in alerts] == ["fewer_solved"]
     assert "1.00 in its best" in alerts[0].what
     assert all(int(e[2:]) >= 10_000 for e in alerts[0].examples)
+
+
+def practise(watch: DriftWatch, rates: random.Random, count: int, start: int, scale: float = 1.0) -> list[Alert]:
+    """Groups of 8 attempts at problems of every hardness, from never to always solved."""
+    alerts = []
+    for number in range(start, start + count // 8):
+        rate = scale * rates.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        for i in range(8):
+            verdict = Verdict(solved=rates.random() < rate, passed=1, total=1)
+            key = AttemptKey(attempt=f"{number}-{i}", epoch=0, group=f"g-{number}", problem=f"p-{number}")
+            alerts += feed(watch, 1, key=key, verdict=verdict, reward=0.5, terms={"solved": 0.5})
+    return alerts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_easy_and_hard_problems_in_turn_are_no_collapse_and_a_collapse_is_noticed(seed: int) -> None:
+    watch, rates = DriftWatch(), random.Random(seed)
+    assert practise(watch, rates, 20_000, 0) == []
+    assert [alert.name for alert in practise(watch, rates, 2 * WINDOW, 10_000, scale=0.2)] == ["fewer_solved"]
 
 
 def test_evaluations_and_other_configurations_are_kept_apart() -> None:
