@@ -23,7 +23,6 @@ DATA_GIB = 5.0  # topics, objects and metrics of the first runs
 INSTALL = (
     "https://docs.docker.com/engine/install/, or on Debian and Ubuntu: apt-get install docker.io docker-compose-v2"
 )
-TRAINERS = ("trainer", "trainer-gpu")
 
 
 def findings(folder: Path) -> list[Finding]:
@@ -46,7 +45,7 @@ def findings(folder: Path) -> list[Finding]:
         memory(info, runs),
         disk(folder, plan, info),
         *ports.check(folder, plan, stack.names(there)),
-        *stack.check(folder, list(plan["services"]), there, time.time()),
+        *stack.check(folder, plan["services"], there, time.time()),
     ]
 
 
@@ -101,7 +100,7 @@ def planned(folder: Path) -> tuple[dict[str, Any] | None, Finding]:
             f"refused: {answer.reason}",
             "mend what it names; `docker compose config -q` tries again",
         )
-    trainers = [name for name in TRAINERS if name in plan["services"]]
+    trainers = [name for name in stack.TRAINERS if name in plan["services"]]
     if len(trainers) != 1:
         return plan, Finding(
             "profile",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from etude.finding import Finding
 
 PROJECT, SERVICE, ONE_OFF = (f"com.docker.compose.{name}" for name in ("project", "service", "oneoff"))
 STAYS = ("always", "unless-stopped")  # restart policies
+UP = ("running", "restarting", "paused")
+TRAINERS, ENGINES = ("trainer", "trainer-gpu"), ("inference", "inference-gpu")  # of one profile or the other
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 TAIL = 20
 PAGE = "docs/operations.md, When it does not start"
@@ -45,10 +47,12 @@ def names(found: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def running(found: Sequence[dict[str, Any]]) -> bool:
-    return any(one["State"]["Status"] in ("running", "restarting", "paused") for one in found)
+    return any(one["State"]["Status"] in UP for one in found)
 
 
-def check(folder: Path, services: Sequence[str], found: Sequence[dict[str, Any]], now: float) -> list[Finding]:
+def check(
+    folder: Path, services: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]], now: float
+) -> list[Finding]:
     """`services`: those that `docker compose up` would start."""
     if not found:
         return [Finding("platform", True, "not started")]
@@ -57,21 +61,36 @@ def check(folder: Path, services: Sequence[str], found: Sequence[dict[str, Any]]
     bad = [
         _finding(folder, one, said)
         for one in sorted(found, key=lambda one: one["Name"])
-        if not _done(one) and (said := trouble(one["State"], one.get("RestartCount", 0), now))
+        if not _done(one, services) and (said := trouble(one["State"], one.get("RestartCount", 0), now))
     ]
+    bad += left_over(services, found)
     there = {_labels(one).get(SERVICE) for one in found}
-    for service in services:
-        if service not in there:
+    for service, asked in services.items():
+        if service not in there and asked.get("scale") != 0:
             bad.append(
                 Finding(service, False, "has no container, others have", f"docker compose up -d --wait {service}")
             )
     return bad or [Finding("platform", True, f"{len(found)} containers, all well")]
 
 
-def _done(one: dict[str, Any]) -> bool:
-    """It had one thing to do, and did it. What shall stay and has drained ended with 0 as well: its restart policy tells."""
+def left_over(services: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Trainers of a profile that is no longer asked for: docker compose stops nothing whose profile was taken away, and two
+    trainers take the run from each other. An engine beside the other kind may be meant, and is only named with its trainer."""
+    up = {_labels(one).get(SERVICE, "") for one in found if one["State"]["Status"] in UP}
+    old = [name for name in TRAINERS if name in up and name not in services]
+    engines = [name for name in ENGINES if name in up and name not in services]
+    way_out = f"docker compose stop {' '.join(old + engines)}"
+    return [Finding(name, False, "runs, and COMPOSE_PROFILES does not ask for it", way_out) for name in old]
+
+
+def _done(one: dict[str, Any], services: Mapping[str, dict[str, Any]]) -> bool:
+    """It had one thing to do, and did it; or nobody asks for it any more, and it was stopped. What shall stay and has drained
+    ended with 0 as well: its restart policy tells."""
+    if one["State"]["Status"] != "exited":
+        return False
     policy = one["HostConfig"]["RestartPolicy"]["Name"]
-    return one["State"]["Status"] == "exited" and one["State"]["ExitCode"] == 0 and policy not in STAYS
+    unasked = _labels(one).get(SERVICE) not in services and policy in STAYS  # Docker ends none of these by itself
+    return unasked or (one["State"]["ExitCode"] == 0 and policy not in STAYS)
 
 
 def trouble(state: dict[str, Any], restarts: int, now: float) -> str:

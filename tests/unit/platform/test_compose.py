@@ -104,9 +104,8 @@ def test_a_service_signs_in_as_itself_and_holds_no_secret_of_another(name):
     assert ("ETUDE_BUS" in held) == (ACCESS[user] != Access())
     assert ("ETUDE_S3_SECRET_KEY" in held) == (user in OBJECTS)
     if "ETUDE_BUS" in held:
-        assert re.fullmatch(
-            rf"kafka://etude-{user}:\$\{{ETUDE_SECRET_{user.upper()}:\?.+\}}@kafka:9092", held["ETUDE_BUS"]
-        )
+        login = rf"kafka://etude-{user}:\$\{{ETUDE_SECRET_{user.upper()}:\?[^}}]+\}}"
+        assert re.fullmatch(rf"{login}@\$\{{ETUDE_KAFKA:-kafka:9092\}}", held["ETUDE_BUS"])
     if "ETUDE_S3_SECRET_KEY" in held:
         assert held["ETUDE_S3_ACCESS_KEY"] == f"etude-{user}"
         assert of_env(held["ETUDE_S3_SECRET_KEY"]) == {f"ETUDE_SECRET_{user.upper()}"}
@@ -504,8 +503,20 @@ def test_every_mounted_file_and_volume_exists():
                 assert (ROOT / option.removeprefix("seccomp=")).exists()
 
 
+SCALES = {name: f"ETUDE_{name.upper()}S" for name in ("rollout", "grader", "reward", "inference")}
+
+
+def test_how_many_there_are_of_what_scales_stands_in_env_so_that_every_up_says_the_same():
+    """`--scale` holds until the next `up`. One that takes another's definition takes its number, too, unless it says its own."""
+    said = {name: str(service["scale"]) for name, service in ALL.items() if "scale" in service}
+    assert {name: said[name] for name in SCALES} == {name: f"${{{number}:-1}}" for name, number in SCALES.items()}
+    assert {name: number for name, number in said.items() if name not in SCALES} == dict.fromkeys(
+        ("inference-gpu", "inference-evaluation", "inference-serving"), "1"
+    )
+
+
 def test_what_scales_has_no_name_and_no_port_of_its_own():
-    for name in ("rollout", "grader", "reward", "inference"):
+    for name in SCALES:
         assert "container_name" not in ALL[name]
         assert "ports" not in ALL[name]
         assert "ETUDE_NAME" not in ALL[name]["environment"]

@@ -390,6 +390,33 @@ def test_a_service_without_a_container_is_told_where_others_have_one(place: Plac
     assert "docker compose up -d --wait grafana" in way
 
 
+def test_a_trainer_of_the_other_profile_that_still_runs_is_told_with_the_way_to_end_it(place: Place) -> None:
+    """docker compose stops nothing whose profile was taken away."""
+    place.services["trainer-gpu"] = place.services.pop("trainer")
+    place.services["inference-gpu"] = {"image": "etude/inference-sglang:0.1.0", "cpus": 2}
+    place.containers = [container(name) for name in (*place.services, "trainer", "inference")]
+    line, way = place.objection()
+    assert line == "no  trainer: runs, and COMPOSE_PROFILES does not ask for it"
+    assert way.endswith("docker compose stop trainer inference")
+    ended = [container(name, Status="exited", ExitCode=0) for name in ("trainer", "inference")]
+    place.containers = [container(name) for name in place.services] + ended
+    code, text = place.call()
+    assert code == 0, text
+
+
+def test_an_engine_that_was_started_by_its_name_beside_the_other_kind_is_no_trouble(place: Place) -> None:
+    place.containers = [container(name) for name in (*place.services, "inference-serving", "inference-gpu")]
+    code, text = place.call()
+    assert code == 0, text
+
+
+def test_a_service_of_which_there_shall_be_none_is_not_missed(place: Place) -> None:
+    place.services["kafka"] = {"image": "apache/kafka:4.1.0", "scale": 0}
+    place.containers = [container(name) for name in place.services if name != "kafka"]
+    code, text = place.call()
+    assert code == 0, text
+
+
 def test_known_words_of_a_log_lead_to_the_page_that_mends_it(place: Place) -> None:
     place.services["grader"] = {"image": "etude/worker:0.1.0", "cpus": 2}
     place.containers = [container(name) for name in ("console", "grafana", "trainer")]
