@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -173,6 +174,25 @@ def test_every_alert_is_tried_and_says_what_to_do():
             by_series = "by (run, name, severity)" in rule["expr"]  # as it was said
             assert by_series or rule["labels"]["severity"] in ("warning", "critical")
             assert rule["alert"] in tried
+
+
+def said_of_waits() -> set[str]:
+    """Texts in the modules that wait, of f-strings the beginning."""
+    modules = ("trainer/service", "inference/weights_agent", "scheduler/service", "rollout/inference", "reward/graders")
+    trees = [ast.parse((ROOT / "services" / f"{name}.py").read_text()) for name in modules]
+    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return {value for value in constants if isinstance(value, str)}
+
+
+def test_what_may_be_waited_for_long_is_named_as_the_services_say_it():
+    (rule,) = (r for g in ALERTS["groups"] for r in g["rules"] if r["alert"] == "WaitsForLong")
+    (allowed,) = re.findall(r'on!~"([^"]+)"', rule["expr"])
+    said = said_of_waits()
+    for words in allowed.split("|"):
+        assert any(re.fullmatch(words, text) for text in said), words
+    trouble = {"inference", "graders", "the bus", "weights"}
+    assert trouble <= said
+    assert not [text for text in trouble if re.fullmatch(allowed, text)]
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert():
