@@ -46,7 +46,8 @@ SCHEMAS = "kubernetes-validate==1.37.0"
 VERSIONS = ("1.31.0", "1.37.0")  # of Kubernetes
 # An installation's own part: what values.yaml leaves open on purpose.
 BUS = "servers.bus=kafka://kafka-0.kafka:9092\\,kafka-1.kafka:9092"
-OBJECTS = "servers.objects=s3://etude@s3.example:443?secure=1"
+S3 = "servers.objects=s3://etude@s3.example:443?secure=1"
+OBJECTS = (S3, "network.s3.port=443")
 SCALING = "scaling.kafka.servers=kafka-0.kafka:9092\\,kafka-1.kafka:9092"
 WATCHING = (  # that is off in every values file
     "monitoring.rules=true",
@@ -58,9 +59,9 @@ WATCHING = (  # that is off in every values file
 )
 SERVING = ("services.inference-serving.replicas=1", "network.serving.from[0].podSelector.matchLabels.app=proxy")
 INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
-    "node": (BUS, OBJECTS),
-    "cluster": (BUS, OBJECTS, SCALING, *SERVING),
-    "cluster gpu": (BUS, OBJECTS, SCALING),
+    "node": (BUS, *OBJECTS),
+    "cluster": (BUS, *OBJECTS, SCALING, *SERVING),
+    "cluster gpu": (BUS, *OBJECTS, SCALING),
     "cluster gpu access": (SCALING,),
     "node access": (),
     "cluster access": (SCALING, "scaling.kafka.prefix=team-a", *WATCHING),
@@ -68,9 +69,11 @@ INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, a
 REFUSED = {  # what is missing or wrong, and the word by which the chart must say so
     (): "servers",
     (BUS,): "objects",
-    (BUS.replace("//", "//etude:hush@"), OBJECTS): "bus",
-    (BUS, OBJECTS, "scaling.enabled=true"): "scaling.kafka.servers",
-    (BUS, OBJECTS, "traces.share=1"): "traces.endpoint",
+    (BUS.replace("//", "//etude:hush@"), *OBJECTS): "bus",
+    (BUS, S3): "network.s3.port",
+    (BUS.replace("9092", "9093"), *OBJECTS): "network.kafka.port",
+    (BUS, *OBJECTS, "scaling.enabled=true"): "scaling.kafka.servers",
+    (BUS, *OBJECTS, "traces.share=1"): "traces.endpoint",
 }
 
 

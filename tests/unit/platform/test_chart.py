@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ def test_chart_and_compose_file_run_the_same_images_with_the_same_patience():
         assert bool(service.get("jobs")) == ("ETUDE_JOBS" in composed["environment"])
 
 
+def test_a_trainer_on_a_gpu_has_the_image_with_torch_for_it():
+    trainer = yaml.safe_load((CHART / "values-cluster.yaml").read_text())["services"]["trainer"]
+    assert trainer["resources"]["limits"]["nvidia.com/gpu"]
+    assert COMPOSE["trainer-gpu"]["image"].startswith(f"etude/{trainer['image']}:")
+
+
 def test_settings_are_named_as_the_services_know_them():
     known = {setting.name for rows in declared.settings().values() for setting in rows}
     values = "".join(path.read_text() for path in CHART.glob("values*.yaml"))
@@ -52,6 +59,23 @@ def test_values_files_speak_of_services_and_keys_that_exist():
         values = yaml.safe_load(path.read_text())
         assert values.keys() <= VALUES.keys()
         assert values.get("services", {}).keys() <= VALUES["services"].keys()
+
+
+def test_the_example_of_the_guide_names_values_that_exist_and_ports_of_its_servers():
+    def known(given: dict[str, Any], there: dict[str, Any]) -> None:
+        assert given.keys() <= there.keys()
+        for name, value in given.items():
+            if isinstance(value, dict) and there[name]:  # what is empty takes any name
+                known(value, there[name])
+
+    guide = (CHART.parent.parent / "docs" / "operations.md").read_text()
+    (block,) = re.findall(r"^    images:\n(?:    .*\n)+", guide, re.MULTILINE)
+    example = yaml.safe_load(textwrap.dedent(block))
+    known(example, VALUES)
+    assert example["images"]["registry"].endswith("/")
+    for server, url in {"kafka": example["servers"]["bus"], "s3": example["servers"]["objects"]}.items():
+        port = (VALUES["network"][server] | example["network"].get(server, {}))["port"]
+        assert {int(found) for found in re.findall(r":(\d+)", url)} == {port}
 
 
 def test_every_installation_that_is_checked_has_its_files_and_every_file_is_checked():
