@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shared import bus as buses
@@ -24,6 +25,7 @@ from shared.bus import Bus, BusUnavailable, Delivery, dead_letters
 from shared.contracts.codec import MessageTooLarge, Raw
 from shared.contracts.topics import TOPICS, Topic
 from shared.settings import ServiceSettings, Told, read
+from shared.visible import visible
 
 REPLAYED = "dlq.replayed"  # the group whose position says what was put back
 NOBODY = "dlq.nobody"  # a group that acknowledges nothing: its lag counts every letter that is kept
@@ -171,13 +173,14 @@ async def _kept(bus: Bus, topic: Topic) -> AsyncIterator[Delivery]:
 
 def _print(letter: Delivery) -> None:
     headers = letter.message.headers
-    console.print(f"[bold]{letter.offset}[/]  key {letter.key}", highlight=False)
-    console.print(f"  reason: {headers.get(OURS[0], '')}", highlight=False, markup=False)
-    console.print(f"  source: {headers.get(OURS[1], '')}", highlight=False, markup=False)
+    console.print(f"[bold]{letter.offset}[/]  key {escape(visible(letter.key))}", highlight=False)
+    console.print(f"  reason: {visible(headers.get(OURS[0], ''))}", highlight=False, markup=False)
+    console.print(f"  source: {visible(headers.get(OURS[1], ''))}", highlight=False, markup=False)
     console.print(f"  headers: {original(letter.message).headers}", highlight=False, markup=False)
     data = letter.message.data
     more = f" … ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
-    console.print(f"  {data[:SHOWN_BYTES].decode('utf-8', 'backslashreplace')}{more}", highlight=False, markup=False)
+    text = visible(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
+    console.print(f"  {text}{more}", highlight=False, markup=False)
 
 
 def _topic(name: str) -> Topic:

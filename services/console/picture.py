@@ -7,8 +7,8 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from services.console.flow import Edge, Flow, Node
-from services.console.visible import visible
 from shared.contracts import topics as t
+from shared.visible import visible
 
 WIDTH, HEIGHT = 1060, 404
 BOX, TALL = 160, 96

@@ -21,10 +21,10 @@ from services.console.access import Failures, Person, Session, Sessions, Tokens
 from services.console.board import Board, RunBoard
 from services.console.config import ConsoleSettings
 from services.console.library import Library
-from services.console.visible import visible
 from services.console.watcher import Watcher
 from shared.bus import Bus
 from shared.masking import masked
+from shared.visible import visible
 
 HEADERS = {
     "Content-Security-Policy": (

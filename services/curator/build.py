@@ -28,14 +28,14 @@ import xxhash
 
 from services.curator import breaking, fuzz, mine
 from services.curator.mine import Function, Inventory, SourceFile
-from shared.problems import pack
+from shared.problems import pack, values
 from shared.problems.schema import Hidden, Problem
 from shared.problems.signatures import Known, Signatures, read_signatures
 from shared.problems.splits import SPLITS, share
-from shared.sandbox import FunctionRun, connect
+from shared.sandbox import FunctionRun, Limits, SandboxUnavailable, connect
 from shared.sandbox.pool import FunctionPool
 
-GENERATOR = 3  # raise it when the same code would give another pack
+GENERATOR = 4  # raise it when the same code would give another pack
 FORMAT = "etude-pack-1"
 OWN = "own"  # key of a pack that was imported: it cannot be made again from what is installed
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
@@ -102,12 +102,16 @@ def build(
     ready = read_manifest(out)
     if ready is not None and ready["key"] == key and _intact(out, ready):
         return ready
-    _try_sandbox(sandbox)
+    carried = _carried(sandbox)
     with _workers(processes, sandbox) as workers:
         functions = _mine(workers, inventory, progress)
         functions = _distinct(functions, read_signatures(exclude) if exclude else Known.none())
         made = Made()
-        candidates = [(f.split, f, inventory.licences[f.distribution]) for f in functions if f.executable]
+        candidates = [
+            (f.split, f, inventory.licences[f.distribution])
+            for f in functions
+            if f.executable and not mine.carried(f, carried)
+        ]
         chunks = [candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK)]
         for done, part in enumerate(workers.map(_make, chunks), 1):
             made.problems += part.problems
@@ -117,9 +121,10 @@ def build(
 
 
 def _mine(workers: Executor, inventory: Inventory, progress: Progress) -> list[Function]:
-    """Every function once by its text, with fingerprint, in the order of the inventory."""
+    """Every function once by its text, with fingerprint, in the order of the inventory; but a text that the standard library
+    has, too, is the standard library's: in the sandbox that copy can be imported, unless it is the origin."""
     found: dict[str, Function] = {}
-    files = inventory.files
+    files = sorted(inventory.files, key=lambda file: file.distribution != "python")
     for done, functions in enumerate(workers.map(_functions, files, chunksize=32)):
         for function in functions:
             found.setdefault(function.source, function)
@@ -159,13 +164,22 @@ def _distinct(functions: Sequence[Function], excluded: Known) -> list[Function]:
     return kept
 
 
-def _try_sandbox(kind: str) -> None:
-    """Raises ValueError or SandboxUnavailable now rather than after a minute of reading."""
+def _carried(kind: str) -> frozenset[str]:
+    """The modules that the interpreter of every sandbox carries: an agent finds their functions in its own process, so none of
+    them makes a problem. Raises ValueError or SandboxUnavailable, now rather than after a minute of reading."""
+    source = """
+import _imp, sys
+def f():
+    return [*sys.modules, *sys.builtin_module_names, *_imp._frozen_module_names()]
+"""
     functions = connect(kind, 1)
     try:
-        functions.run_sync([FunctionRun(source="def f():\n    return 1", entry="f", args=("[]",))])
+        ((result,),) = functions.run_sync([FunctionRun(source, "f", ("[]",), Limits(time_s=60.0, call_s=10.0))])
     finally:
         functions.close_sync()
+    if result.value is None:
+        raise SandboxUnavailable(f"a sandbox could not name the modules that it carries: {result.error}")
+    return frozenset(values.decode(result.value))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
 from shared.sandbox import SandboxUnavailable, connect
+from shared.visible import visible
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
@@ -175,7 +176,7 @@ def _nothing_for(split: str, passed: list[tuple[Problem, Hidden]], share: float)
 
 
 def _tell(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(visible(text), markup=False, soft_wrap=True)
 
 
 async def _gate(pairs: list[tuple[Problem, Hidden]], sandbox: str) -> list[gate.Outcome]:

@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -106,6 +106,14 @@ def inventory(also: Path | None = None) -> Inventory:
         ]
     unique = {(f.distribution, f.module): f for f in sorted(files, key=lambda f: (f.distribution, f.module, f.path))}
     return Inventory(_fair(list(unique.values())), dict(sorted(versions.items())), dict(sorted(licences.items())))
+
+
+def carried(function: Function, names: Collection[str]) -> bool:
+    """Whether a sandbox carries the function's module where no mount hides it. `names`: the modules that its interpreter has
+    loaded, frozen or built in. So does a twin: `_operator` has what `operator` has, `io` what `_pyio` has."""
+    module = function.module
+    bare = module.removeprefix("_py").removeprefix("_")
+    return function.distribution == "python" and not {module, f"_{module}", bare, f"_{bare}"}.isdisjoint(names)
 
 
 def _fair(files: list[SourceFile]) -> list[SourceFile]:

@@ -28,6 +28,7 @@ from shared.contracts.tracing import trace_id
 from shared.ledger.models import Event, Group, Run, Step
 from shared.objects import ObjectDamaged, ObjectMissing
 from shared.settings import read
+from shared.visible import visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -120,7 +121,7 @@ def _print(report: Report, bound: int | None) -> None:
             table.add_row(f"{kind} {word}", f"{number:,}")
             reasons = list(report.reasons.get(f"{kind} {word}", {}).items())
             for reason, times in reasons[:REASONS_SHOWN]:
-                table.add_row(f"  because: {escape(reason)}", f"{times:,}")
+                table.add_row(f"  because: {escape(visible(reason))}", f"{times:,}")
             if len(reasons) > REASONS_SHOWN:
                 rest = sum(times for _, times in reasons[REASONS_SHOWN:])
                 table.add_row("  because of something else (--json prints all)", f"{rest:,}")

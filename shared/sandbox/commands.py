@@ -11,15 +11,18 @@ import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 import signal
+import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from shared.sandbox import CommandResult, Limits, SandboxUnavailable
 from shared.sandbox.bubblewrap import FIRST_UID, WAY_OUT, program
+from shared.sandbox.inside import confine
 
 WORKSPACE = "/workspace"
 _INSIDE_UID = 1000
@@ -27,6 +30,7 @@ _FILE_BYTES = 1 << 30  # one file; the work directory as a whole is the disk's b
 _TMP_BYTES = 1 << 28
 _OWN_PROCESSES = 2  # bubblewrap's, which count as the sandbox's
 _CHUNK = 1 << 16
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _numbers = itertools.count()
 
 # Limits from inside: root in a container may not set them on others. `-u` in bash, `-p` in dash and busybox.
@@ -99,17 +103,19 @@ class BubblewrapSandbox:
         kilobytes, processes = self._limits.memory_mb << 10, self._limits.processes + _OWN_PROCESSES
         arguments += ["/bin/sh", "-c", _LAUNCHER, "sh", str(kilobytes), str(processes), str(_FILE_BYTES >> 9), *argv]
         identity = {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={},
-                **identity,  # type: ignore[arg-type]
-            )
-        except OSError as error:
-            raise SandboxUnavailable(f"bubblewrap did not start: {error}; {WAY_OUT}") from None
+        with _filter() as filter_file:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(arguments[0], "--seccomp", str(filter_file.fileno()), *arguments[1:]),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={},
+                    pass_fds=(filter_file.fileno(),),
+                    **identity,  # type: ignore[arg-type]
+                )
+            except OSError as error:
+                raise SandboxUnavailable(f"bubblewrap did not start: {error}; {WAY_OUT}") from None
         assert process.stdout is not None
         assert process.stderr is not None
         reading = asyncio.gather(_take(process.stdout, output_bytes), _take(process.stderr, output_bytes))
@@ -173,15 +179,54 @@ def _make(files: dict[str, bytes], uid: int | None) -> Path:
     return folder
 
 
+def _filter() -> IO[bytes]:
+    """The system calls that a command may not make, as bubblewrap reads them."""
+    file = open(os.memfd_create("filter"), "w+b")  # noqa: SIM115 closed by the caller
+    file.write(confine.COMMANDS_FILTER)
+    file.seek(0)
+    return file
+
+
 def _remove(folder: Path) -> None:
-    """Also what a command made unreadable. No process of the sandbox is alive, so nobody swaps a folder for a link."""
-    os.chmod(folder, 0o700)
-    for where, folders, _ in os.walk(folder):
-        for name in folders:
-            path = os.path.join(where, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Also what a command made unreadable, or deeper than a path can say: what a folder holds is moved to the top, until only
+    empty ones are left. No process of the sandbox is alive, so nobody swaps a folder for a link. What the disk refuses to
+    remove stays, and keeps nobody from closing."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)
+        top = os.open(folder, _FOLDER)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def _empty(top: int) -> None:
+    fresh = uuid.uuid4().hex  # no command knew it
+    for number in itertools.count():
+        names = _entries(top)
+        if not names:
+            return
+        for at, name in enumerate(names):
+            inner = os.open(name, _FOLDER, dir_fd=top)
+            try:
+                for to, child in enumerate(_entries(inner)):
+                    os.rename(child, f"{fresh}-{number}-{at}-{to}", src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+
+
+def _entries(folder: int) -> list[str]:
+    """Names of the folders in it, which may now be opened and moved; whatever else was there is gone."""
+    names = []
+    for name in os.listdir(folder):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.chmod(name, 0o700, dir_fd=folder)
+            names.append(name)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return names
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

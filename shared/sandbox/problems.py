@@ -12,6 +12,8 @@ from shared.sandbox import FunctionRun, Limits
 # Wall clock over processor time: a busy machine must not turn a right answer into a wrong one. What loops is ended by its
 # processor time; only what sleeps gets to wait so long.
 PATIENCE = 5.0
+# The nursery counts as one, the candidate as one: two more threads or processes are left. Each may take the problem's memory.
+PROCESSES = 4
 
 
 class NotOneFunction(ValueError):
@@ -38,7 +40,10 @@ def run_of(problem: Problem, files: Mapping[str, str], cases: Sequence[Case], *,
         entry=name,
         args=tuple(case.args for case in cases),
         limits=Limits(
-            time_s=PATIENCE * problem.limits.time_s, cpu_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb
+            time_s=PATIENCE * problem.limits.time_s,
+            cpu_s=problem.limits.time_s,
+            memory_mb=problem.limits.memory_mb,
+            processes=PROCESSES,
         ),
         forbidden_imports=origin_modules(problem),
         stop_at_error=stop_at_error,

@@ -24,6 +24,7 @@ _GRACE_S = 10.0  # beyond a run's own deadline, until the nursery itself counts 
 _RUNS_PER_NURSERY = 2000  # bounds what an unseen leak could add up to; a start costs as much as about 50 runs
 _BROKEN = 125
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}\Z")
+_VALUE = re.compile(rb"[ -~]*\Z")  # canonical text has nothing else; people read what is kept
 
 
 class NurseryDied(Exception):
@@ -143,7 +144,7 @@ def _results(text: bytes, calls: int, status: int, late: bool, stop_at_error: bo
     results: list[CallResult] = []
     *lines, rest = text.split(b"\n")
     for line in lines[:calls]:
-        if line[:1] == b"v" and line.isascii():
+        if line[:1] == b"v" and _VALUE.match(line):
             results.append(CallResult(line[1:].decode("ascii")))
         else:
             name = line[1:].decode("ascii", "replace") if line[:1] == b"e" else ""

@@ -173,6 +173,22 @@ def test_the_host_is_out_of_reach() -> None:
     within(COMMANDS["bubblewrap"].make())(scenario)
 
 
+@only_bubblewrap
+def test_commands_reach_local_servers_of_their_own_and_no_privilege() -> None:
+    async def scenario(sandbox: Sandbox) -> None:
+        local = (
+            "use Socket; for my $f (AF_UNIX, AF_INET) { socket(my $s, $f, SOCK_STREAM, 0) or die } "
+            "print socket(my $v, 40, SOCK_STREAM, 0) ? 'vsock' : 'refused'"
+        )
+        found = await sandbox.exec(["/usr/bin/perl", "-e", local], time_s=60)
+        assert (found.exit_code, found.stdout) == (0, b"refused"), found.stderr
+        for script in ("unshare --user true", "unshare --mount true", "mount -t tmpfs none /tmp"):
+            assert (await sandbox.exec(shell(script), time_s=60)).exit_code != 0, script
+        assert b"Seccomp:\t2" in (await sandbox.exec(["/bin/cat", "/proc/self/status"], time_s=60)).stdout
+
+    within(COMMANDS["bubblewrap"].make())(scenario)
+
+
 def test_a_fork_bomb_and_a_memory_bomb_stay_inside(in_sandbox: Within) -> None:
     async def scenario(sandbox: Sandbox) -> None:
         bomb = await sandbox.exec(["/bin/bash", "-c", "b() { b | b & }; b; sleep 600"], time_s=1.5)
@@ -185,13 +201,22 @@ def test_a_fork_bomb_and_a_memory_bomb_stay_inside(in_sandbox: Within) -> None:
 
 
 @only_bubblewrap
-def test_closing_removes_the_files_even_if_they_resist() -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        "mkdir -p a/b; touch a/b/c; ln -s / a/b/d; mkfifo a/e; chmod 000 a/b a",
+        # 15,000 characters: more than a path may have
+        "perl -e 'for (1 .. 3000) { mkdir q(aaaa) and chdir q(aaaa) or die; mkdir q(b); chmod 0, q(b) }'",
+    ],
+    ids=["unreadable", "deep"],
+)
+def test_closing_removes_the_files_even_if_they_resist(script: str) -> None:
     folders: list[Path] = []
 
     async def scenario(sandbox: Sandbox) -> None:
         assert isinstance(sandbox, BubblewrapSandbox)
         folders.append(sandbox._folder)
-        await sandbox.exec(shell("mkdir -p a/b; touch a/b/c; chmod 000 a/b a"), time_s=60)
+        assert (await sandbox.exec(shell(script), time_s=60)).exit_code == 0
 
     within(COMMANDS["bubblewrap"].make())(scenario)
     assert folders

@@ -21,7 +21,7 @@ from shared.settings import ServiceSettings
 from tests.servers import own_platform
 
 pytestmark = pytest.mark.usefixtures("platform_stores")
-BAD = Raw(b'{"type":"Alert","run":1,"text":"\xc3\xa9"}', {"schema": "alerts/1.0", "traceparent": "00-ab-cd-01"})
+BAD = Raw(b'{"type":"Alert","run":1,"text":"\xe2\x80\xae\x7f"}', {"schema": "alerts/1.0", "traceparent": "00-ab-cd-01"})
 
 
 def dlq(state: Path, *arguments: str) -> tuple[int, str]:
@@ -67,7 +67,7 @@ def test_a_buried_message_is_listed_shown_and_put_back_once(tmp_path: Path) -> N
     code, text = dlq(tmp_path, "show", "alerts")
     assert code == 0
     place = text.split()[0]
-    for part in ("key key", "Expected `str`, got `int`", "alerts/", "traceparent", '"run":1'):
+    for part in ("key key", "Expected `str`, got `int`", "alerts/", "traceparent", "⟨U+202E⟩⟨DEL⟩", '"run":1'):
         assert part in text
     assert dlq(tmp_path, "replay", "alerts") == (0, "alerts: 1 put back.\n")
     assert dlq(tmp_path, "replay", "alerts") == (0, "alerts: 0 put back.\n")

@@ -112,6 +112,17 @@ def test_every_problem_passes_the_gate_of_the_service_in_sandboxes_of_its_own(pa
     assert all(outcome.proven for outcome in outcomes)
 
 
+def test_no_problem_comes_from_a_module_that_every_sandbox_carries(pack: Path):
+    """Its function would lie in the agent's own process."""
+    carried = build._carried(SANDBOX)
+    assert {"json.decoder", "os.path", "stat", "ntpath", "_operator"} <= carried
+    origins = {
+        problem.origin.split(":")[1] for _, problem, _ in everything(pack) if problem.origin.startswith("python:")
+    }
+    assert origins
+    assert origins.isdisjoint(carried)
+
+
 def test_splits_follow_the_module_and_share_no_function_and_no_near_duplicate(pack: Path):
     others = Signatures()
     of_split: dict[str, set[str]] = {split: set() for split in SPLITS}

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from shared.problems import Case, Problem
 from shared.problems.values import decode, encode, equal
 from shared.sandbox import CallResult, FunctionRun, Limits, connect
 from shared.sandbox.pool import FunctionPool
+from shared.sandbox.problems import PROCESSES, run_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 HONEST = FunctionRun("def f(): return 'fine'", "f", ("[]",), Limits(time_s=120.0))
@@ -356,6 +359,88 @@ def f(names):
     hidden, seen = (decode(r[0].value or "") for r in functions.run_sync([run, open_run]))
     assert not any(hidden)
     assert all(seen)
+
+
+@pytest.mark.parametrize(
+    ("origin", "body"),
+    [
+        ("posixpath", "__import__('os').path.join('a', 'b')"),
+        ("posixpath", "__import__('sys').modules['os.path'].join('a', 'b')"),
+        ("posixpath", "__import__('os.path').path.join('a', 'b')"),
+        ("genericpath", "__import__('os').path.commonprefix(['ab', 'ac'])"),
+        ("genericpath", "__import__('posixpath').commonprefix(['ab', 'ac'])"),
+        ("functools", "__import__('contextlib').wraps(len)(max).__name__"),
+        ("heapq", "__import__('_heapq').heappop([1])"),
+        (
+            "bisect",
+            "__import__('shared.sandbox.inside.harness').sandbox.inside.harness._given['bisect'].bisect([1], 2)",
+        ),
+        ("bisect", "__import__('__main__').harness._given['bisect'].bisect([1], 2)"),
+        ("bisect", "__import__('sys')._getframe(1).f_globals['_given']['bisect'].bisect([1], 2)"),
+        ("json", "__import__('shared.problems.values').problems.values.json.dumps(1)"),
+        ("json", "__import__('sys').modules['shared.problems.values']._quote('a')"),
+    ],
+)
+def test_an_origin_is_reached_by_no_import_and_no_name(functions: FunctionPool, origin: str, body: str) -> None:
+    run = FunctionRun(f"def f(): return {body}", "f", ("[]",), HONEST.limits, forbidden_imports=(origin,))
+    (result,) = functions.run_sync([run])[0]
+    assert result.value is None
+    assert result.error in ("AttributeError", "KeyError", "ModuleNotFoundError")
+
+
+def test_a_run_works_whatever_module_of_the_interpreter_is_its_origin(functions: FunctionPool) -> None:
+    """The harness needs some of them itself."""
+    source = "import sys\ndef f(): return sorted({m.__name__.partition('.')[0] for m in sys.modules.values()})"
+    tops = value(functions.run_sync([FunctionRun(source, "f", ("[]",), HONEST.limits)])[0])
+    assert isinstance(tops, list)
+    assert {"json", "re", "functools", "os"} <= set(tops)
+    source = "def f(x): return [sorted(x), {'a', 1.5}, b'x', None]"
+    runs = [
+        FunctionRun(source, "f", ("[[2, 1]]", "[3]"), HONEST.limits, forbidden_imports=(top,))
+        for top in tops
+        if not top.startswith("_")
+    ]
+    for run, results in zip(runs, functions.run_sync(runs), strict=True):
+        assert results[0].value == encode([[1, 2], {"a", 1.5}, b"x", None]), run.forbidden_imports
+        assert results[1] == CallResult(None, "TypeError"), run.forbidden_imports
+
+
+def test_text_that_steers_a_terminal_is_no_value(functions: FunctionPool) -> None:
+    source = """
+import os
+def f(text):
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b'v' + text + b'\\n')
+        except OSError:
+            pass
+    os._exit(0)
+"""
+    for text in (b"\x1b]0;pwned\x07", b"\x7f", b"1\r", "\u202e".encode()):
+        assert attack(functions, source, text) == [CallResult(None, "Error")], text
+    plain = "".join(map(chr, range(0x20000 >> 4)))  # what control characters a value has, its text spells out
+    assert value(attack(functions, "def f(x): return x", plain)) == plain
+
+
+def test_a_run_of_a_problem_has_a_few_processes_and_threads_at_most(functions: FunctionPool) -> None:
+    """Each could take the problem's memory."""
+    source = """
+import os, time, threading
+def f(how):
+    for n in range(100):
+        try:
+            if how == 'thread':
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+            elif os.fork() == 0:
+                time.sleep(60)
+        except (BlockingIOError, RuntimeError):
+            return n
+"""
+    problem = Problem(id="p", files={"a.py": source}, entry="f", visible=[Case(args="[]", expected="1")])
+    for how in ("process", "thread"):
+        run = run_of(problem, problem.files, [Case(args=encode([how]), expected="1")], stop_at_error=False)
+        run = replace(run, limits=replace(run.limits, time_s=60.0, call_s=5.0))
+        assert value(functions.run_sync([run])[0]) == PROCESSES - 2
 
 
 def test_the_sandbox_goes_with_its_owner() -> None:

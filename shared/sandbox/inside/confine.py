@@ -39,6 +39,7 @@ _SHARED_CALLS = {
     **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429},
     **{"fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "clone3": 435},
 }
+_OBJECT_CALLS = ("shmget", "semget", "msgget", "mq_open")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
@@ -133,14 +134,15 @@ def give_up_privileges() -> None:
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(head), 0, 0), "seccomp filter")
 
 
-def filter_program(machine: str) -> bytes:
+def filter_program(machine: str, *, families: Sequence[int] = (), shared_objects: bool = False) -> bytes:
     """Classic BPF that lets every system call pass but those of the tables above: namespaces, mounts, tracing, kernel
-    interfaces with a history of holes, sockets, and shared memory that would outlive the run."""
+    interfaces with a history of holes, sockets but for those of `families`, and, unless `shared_objects` end with the
+    sandbox, memory, semaphores and queues that would outlive the run."""
     allow, eperm, enosys, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     calls = {**_CALLS[machine], **_SHARED_CALLS}
-    clone, clone3 = calls.pop("clone"), calls.pop("clone3")
-    denied = sorted(calls.values())
+    clone, clone3, socket = calls.pop("clone"), calls.pop("clone3"), calls.pop("socket")
+    denied = sorted(number for name, number in calls.items() if not (shared_objects and name in _OBJECT_CALLS))
     # (code, jump if true, jump if false, operand); jumps count instructions after the next one
     program: list[tuple[int, int, int, int]] = [
         (load, 0, 0, 4),
@@ -153,6 +155,9 @@ def filter_program(machine: str) -> bytes:
         (equal, 0, 1, clone3),
         (give, 0, 0, enosys),
     ]  # its flags are in memory; the C library falls back to clone
+    program += [(equal, 0, len(families) + 3, socket), (load, 0, 0, 16)]
+    program += [(equal, len(families) - at, 0, family) for at, family in enumerate(families)]
+    program += [(give, 0, 0, eperm), (give, 0, 0, allow)]
     for at, number in enumerate(denied):
         program += [(equal, len(denied) - at + 3, 0, number)]  # to the last instruction
     program += [(equal, 0, 2, clone), (load, 0, 0, 16), (any_bit, 1, 0, _NEW_ANYTHING)]
@@ -161,3 +166,7 @@ def filter_program(machine: str) -> bytes:
 
 
 FILTER = filter_program(MACHINE) if MACHINE in _CALLS else b""
+# Commands have a network namespace and an IPC namespace of their own: local servers and databases may run. AF_UNIX, AF_INET,
+# AF_INET6, AF_NETLINK; others (AF_VSOCK, AF_ALG) know no namespace.
+COMMANDS_FAMILIES = (1, 2, 10, 16)
+COMMANDS_FILTER = filter_program(MACHINE, families=COMMANDS_FAMILIES, shared_objects=True) if MACHINE in _CALLS else b""

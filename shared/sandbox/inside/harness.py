@@ -28,6 +28,7 @@ _SWALLOWED = 3
 _given = {name: __import__(name) for name in GIVEN}
 # Bound now: the candidate may replace them in their modules.
 _write, _exit, _setitimer = os.write, os._exit, signal.setitimer
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
 class Timeout(BaseException):
@@ -51,25 +52,41 @@ def belongs(module: str, forbidden: frozenset[str]) -> bool:
     return top in forbidden or top.removeprefix("_") in forbidden
 
 
+def withdraw() -> None:
+    """Takes the project out of what can be imported or named; the nursery does it once, for every child. Its modules hold
+    references to the standard library, and with them to what `forbid` takes away. Running code needs no name."""
+    project = __name__.partition(".")[0]
+    for name in [name for name in sys.modules if name.partition(".")[0] == project]:
+        del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")  # it was the nursery
+
+
 def forbid(names: Sequence[str]) -> dict[str, types.ModuleType]:
-    """Takes the origin out of the interpreter: imports, loaded modules, attributes of other modules. Returns what of GIVEN
-    is left. A core module of the interpreter stays reachable by introspection (gc, frames): see docs/sandboxes.md."""
+    """Takes the origin out of the interpreter: imports, loaded modules under whatever name (`os.path` is `posixpath`), and where
+    other modules name them or their functions. Returns what of GIVEN is left. What the interpreter carries can still be
+    found by who looks for it: see docs/sandboxes.md, What remains."""
     if not names:
         return _given
     tops = frozenset(name.partition(".")[0] for name in names)
     sys.meta_path.insert(0, _OriginBlocker(tops))
-    found = [name for name in sys.modules if belongs(name, tops)]
-    if found:
-        gone = {id(sys.modules.pop(name)) for name in found}
-        # By the names that a module is usually bound to; looking at every value would copy every page of the interpreter.
-        usual = {alias for name in found for alias in (name.rpartition(".")[2], f"_{name}")}
-        for owner in list(sys.modules.values()):
-            if owner is not None and owner.__name__ not in (__name__, values.__name__):
-                scope = vars(owner)
-                for alias in usual:
-                    if id(scope.get(alias)) in gone:
-                        del scope[alias]
-    return {name: module for name, module in _given.items() if not belongs(name, tops)}
+    found = {name: m for name, m in sys.modules.items() if belongs(name, tops) or belongs(m.__name__, tops)}
+    for name in found:
+        del sys.modules[name]
+        _given.pop(name, None)
+    # By the names that a thing is usually bound to; looking at every value would copy every page of the interpreter.
+    usual: dict[tuple[str, int], Any] = {}
+    for name, module in found.items():
+        own = [
+            (n, v) for n, v in vars(module).items() if isinstance(v, _FUNCTIONS) and belongs(v.__module__ or "", tops)
+        ]
+        for alias, value in ((name.rpartition(".")[2], module), *own):
+            usual |= {(alias, id(value)): value, (f"_{alias}", id(value)): value}
+    for owner in list(sys.modules.values()):
+        scope = vars(owner)
+        for (alias, _), value in usual.items():
+            if scope.get(alias) is value:
+                del scope[alias]
+    return _given
 
 
 def _late(_: int, frame: Any) -> None:

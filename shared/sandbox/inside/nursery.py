@@ -112,6 +112,7 @@ def main() -> None:
         confine.become(UID)
     sys.path[:] = [path for path in sys.path if path != os.environ.get("PYTHONPATH")]
     harness.warm()
+    harness.withdraw()
     gc.collect()
     gc.freeze()  # the collector of a child would touch, and so copy, every page
     control.send(b"ready")

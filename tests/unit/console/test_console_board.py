@@ -12,7 +12,6 @@ from services.console import transcript
 from services.console.board import LISTED_RUNS, Board
 from services.console.charts import POINTS, Series, line_chart
 from services.console.seen import Seen
-from services.console.visible import visible
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
 from shared.contracts.trajectory import Segment, unpack
@@ -131,18 +130,6 @@ def test_the_names_in_a_chart_are_escaped():
     assert "<script" not in drawn
     assert "\x1b" not in drawn
     assert "\u202e" not in drawn
-
-
-@given(st.text())
-def test_visible_text_holds_nothing_that_steers_and_keeps_what_can_be_read(text):
-    shown = visible(text)
-    assert visible(shown) == shown
-    assert all(c in "\n\t" or c.isprintable() or c.isspace() for c in shown)
-    assert [c for c in text if c.isprintable()] == [c for c in shown if c in text and c.isprintable()] or "⟨" in shown
-
-
-def test_escape_bidirectional_and_zero_width_characters_get_names():
-    assert visible("a\x1b[31mb\u202ec\u200bd\x7f\r\n") == "a⟨ESC⟩[31mb⟨U+202E⟩c⟨U+200B⟩d⟨DEL⟩⟨CR⟩\n"
 
 
 def test_a_trajectory_reads_as_a_conversation(world):

@@ -97,6 +97,15 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(
     assert not (tmp_path / "pack").exists()
 
 
+def test_what_it_says_steers_no_terminal(own: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b]0;title\x07"
+    folder.mkdir()
+    result = imported(own.rename(folder / "own.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert "a⟨ESC⟩]0;title⟨BEL⟩/pack: 30 of 30 problems" in result.output
+    assert "\x1b" not in result.output
+
+
 def test_too_few_cells_for_both_splits_are_refused_and_fit_into_one(own: Path, tmp_path: Path) -> None:
     own.write_text(json.dumps(row("a")) + "\n")
     result = imported(own)

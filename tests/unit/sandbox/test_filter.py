@@ -6,14 +6,14 @@ import struct
 
 import pytest
 
-from shared.sandbox.inside.confine import _AUDIT_ARCH, _CALLS, _SHARED_CALLS, filter_program
+from shared.sandbox.inside.confine import _AUDIT_ARCH, _CALLS, _SHARED_CALLS, COMMANDS_FAMILIES, filter_program
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 MACHINES = sorted(_CALLS)
 
 
 def interpret(program: bytes, nr: int, arch: int, flags: int = 0) -> int:
-    """Classic BPF over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}."""
+    """Classic BPF over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}; `flags`: the first argument."""
     data = struct.pack("<IIQ6Q", nr, arch, 0, flags, 0, 0, 0, 0, 0)
     at = accumulator = 0
     while True:
@@ -49,6 +49,20 @@ def test_clone_makes_processes_and_threads_but_no_namespace(machine: str, flag: 
     program, arch, clone = filter_program(machine), _AUDIT_ARCH[machine], _CALLS[machine]["clone"]
     assert interpret(program, clone, arch, flags=0x003D0F00) == ALLOW  # pthread_create
     assert interpret(program, clone, arch, flags=flag | 0x11) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_commands_may_use_sockets_that_their_namespaces_hold_and_no_other(machine: str) -> None:
+    program = filter_program(machine, families=COMMANDS_FAMILIES, shared_objects=True)
+    arch, calls = _AUDIT_ARCH[machine], _CALLS[machine]
+    for family in range(64):
+        expected = ALLOW if family in (1, 2, 10, 16) else EPERM  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+        assert interpret(program, calls["socket"], arch, flags=family) == expected, family
+    assert interpret(program, calls["shmget"], arch) == ALLOW
+    for name in ("mount", "unshare", "ptrace", "bpf", "keyctl", "open_by_handle_at"):
+        assert interpret(program, calls[name], arch) == EPERM, name
+    assert interpret(program, calls["clone"], arch, flags=0x11) == ALLOW
+    assert interpret(program, calls["clone"], arch, flags=0x10000011) == EPERM
 
 
 @pytest.mark.parametrize("machine", MACHINES)
