@@ -17,9 +17,9 @@ Invariants:
   a restart decides what the old process would have decided.
 - One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
 
-How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory
-(`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions, `requesting` asks for more;
-`desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside them `housekeeping` counts
-and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from the ledger alone; `api`
-answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
+How it is built: `gate`, `hardness`, `reconciler`, `life` are pure rules, as is `shared.contracts.lineage`; `working_set` is a
+run in memory (`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions, `requesting` asks
+for more; `desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside them
+`housekeeping` counts and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from the
+ledger alone; `api` answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
 """

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from services.scheduler import life
-from services.scheduler.lineage import Fork
 from services.scheduler.quota import QUOTA_EXCEEDED
 from services.scheduler.records import Attempt, ReplicaState
 from services.scheduler.working_set import FORGOTTEN, WorkingSet
 from shared.contracts import messages as m
+from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -253,7 +253,7 @@ def start_incarnation(ws: WorkingSet, message: m.IncarnationStarted, now: float)
     ws.row("incarnations", incarnation=message.incarnation, step=message.step, parent=message.parent, started_at=now)
     ws.event(now, "incarnation.started", "", message.incarnation, step=message.step, parent=message.parent)
     ws.head.incarnation = message.incarnation
-    ws.start_lineage([*ws.lineage.forks.values(), Fork(message.incarnation, message.step, message.parent)])
+    ws.lineage = Lineage(ws.lineage.forks | {message.incarnation: Fork(message.parent, message.step)})
     ws.forked = True
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from services.scheduler.hardness import Outcome
-from services.scheduler.lineage import Fork
 from services.scheduler.records import Attempt, Group, Head, ReplicaState, returns
 from services.scheduler.rows import TABLES
 from services.scheduler.working_set import WorkingSet
+from shared.contracts.lineage import Fork, Lineage
 from shared.ledger.transitions import AttemptState, GroupState, RunState
 
 
@@ -40,7 +40,7 @@ def _all(connection: Connection, table: str, run: str, *order: str) -> list[Any]
 
 
 def _load_trainer(connection: Connection, ws: WorkingSet) -> None:
-    ws.start_lineage([Fork(r.incarnation, r.step, r.parent) for r in _all(connection, "incarnations", ws.id)])
+    ws.lineage = Lineage({r.incarnation: Fork(r.parent, r.step) for r in _all(connection, "incarnations", ws.id)})
     for r in _all(connection, "policies", ws.id, "serial"):
         ws.policies[r.serial] = (r.incarnation, r.step, r.published_at)
     for r in _all(connection, "replicas", ws.id):

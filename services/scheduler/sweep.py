@@ -14,8 +14,8 @@ from sqlalchemy import Connection, select
 
 from services.scheduler.garbage import Garbage, Known, left_behind, routing, versions
 from services.scheduler.intake import PROMOTED
-from services.scheduler.lineage import Fork, Lineage
 from shared.contracts.ids import OPEN_EVALUATIONS, parse_attempt, parse_checkpoint
+from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.messages import EvalRequested
 from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Trained
 from shared.ledger.transitions import GROUP_MOVES, LIVE, GroupState
@@ -39,7 +39,7 @@ def untrainable(connection: Connection, run: str, checkpoints: Iterable[str]) ->
     """Attempts whose group no trainer asks for again, with the reason. `checkpoints`: keys, among them all of those that a
     trainer may resume from; what came after the oldest of them may be trained once more."""
     forks = select(Incarnation.incarnation, Incarnation.step, Incarnation.parent).where(Incarnation.run_id == run)
-    lineage = Lineage(Fork(*row) for row in connection.execute(forks))
+    lineage = Lineage({number: Fork(parent, step) for number, step, parent in connection.execute(forks)})
     places = [there for key in checkpoints if (there := parse_checkpoint(key)) and there.name == "manifest.json"]
     floor = min((lineage.shared(there.incarnation, there.step) for there in places), default=0)
     members = select(Attempt.attempt_id, Group.state, Trained.incarnation, Trained.step).join(

@@ -15,8 +15,8 @@ import msgspec
 from services.scheduler import hardness
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.gate import Gate
-from services.scheduler.lineage import Fork, Lineage
 from services.scheduler.records import Attempt, Changes, Group, Head, Message, ReplicaState, returns
+from shared.contracts.lineage import Lineage
 from shared.contracts.messages import BY_SCHEDULER, Alert, GroupMember, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
@@ -215,6 +215,3 @@ class WorkingSet:
         and then given up: a trainer may still hold it."""
         if returns(group.state, group.announced, group.number):
             self.catalogue.give_back(group.problem)
-
-    def start_lineage(self, forks: list[Fork]) -> None:
-        self.lineage = Lineage(forks)

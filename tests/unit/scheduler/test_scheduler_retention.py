@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, update
 
 from services.scheduler.garbage import needed, routing, versions
-from services.scheduler.lineage import Fork, Lineage
 from services.scheduler.sweep import sweep, untrainable
 from shared import objects as stores
 from shared import weights
 from shared.contracts.ids import checkpoint_prefix, open_evaluation, policy_prefix
+from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref
 from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Run, Step, Trained
@@ -113,7 +113,7 @@ def test_what_is_no_routing_of_these_attempts_is_never_named() -> None:
 def test_the_shared_past_of_a_place_is_part_of_what_survives(
     forks: dict[int, tuple[int, int]], data: st.DataObject
 ) -> None:
-    lineage = Lineage(Fork(i, step, min(parent, i - 1)) for i, (step, parent) in forks.items())
+    lineage = Lineage({i: Fork(min(parent, i - 1), step) for i, (step, parent) in forks.items()})
     incarnation, step = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12))
     shared = lineage.shared(incarnation, step)
     assert 0 <= shared <= step
