@@ -1,7 +1,6 @@
-"""`etude reconfigure`: what may still change of a run that goes on.
+"""`etude reconfigure`: changes a run that goes on (what of it: `shared.contracts.reconfiguring`).
 
 Invariants
-- Only what every service takes up in the middle of a run is changed; the trainer holds to what the run was started with.
 - A configuration is stored under its own checksum, before the word that names it, beside those before it: nothing of a run is
   overwritten.
 - It returns when the scheduler has said that the new configuration holds, or why not.
@@ -17,51 +16,22 @@ import xxhash
 
 from etude.acting import Refused, Say, anew, answered, author, chosen, require_listeners, shortened, tell
 from etude.demo import changes
-from etude.flat import flat
 from etude.standing import HEARD, Listener, Standing
 from shared import bus as buses
 from shared import objects as stores
+from shared.contracts import reconfiguring
 from shared.contracts.messages import Alert, RunControl
+from shared.contracts.reconfiguring import differing, fields
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS
 from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.settings import ServiceSettings
 
-BUDGET = ("schedule.max_steps", "schedule.minutes")
-FREE = (
-    *BUDGET,
-    "schedule.group_min",
-    "schedule.hardness_sampling",
-    "schedule.keep_versions",
-    "schedule.lease_s",
-    "schedule.pause_on",
-    "schedule.quota_gb",
-    "schedule.replacements",
-)
-
-
-def differing(old: RunConfig, new: RunConfig) -> list[str]:
-    """Dotted names of the fields that are not alike."""
-    a, b = _flat(old), _flat(new)
-    return [name for name in a | b if a.get(name) != b.get(name)]
-
 
 def objection(old: RunConfig, new: RunConfig) -> str:
-    """Why a run that was configured as `old` cannot go on as `new`; empty: it can."""
-    changed = differing(old, new)
-    if not changed:
-        return "nothing of it differs from what the run has"
-    for name in changed:
-        if name not in FREE:
-            return f"{name} is fixed for the life of a run; what may change: {', '.join(FREE)}"
-    limited = old.schedule.max_steps or old.schedule.minutes
-    if old.train.cooldown and limited and (bound := [name for name in changed if name in BUDGET]):
-        return (
-            f"{bound[0]}: train.cooldown is {old.train.cooldown:g}: the learning rates fall with the share of the budget that is "
-            "spent, and another budget would make them jump"
-        )
-    return ""
+    """As the scheduler's; and what changes nothing is none."""
+    return reconfiguring.objection(old, new) if differing(old, new) else "nothing of it differs from what the run has"
 
 
 async def reconfigure(settings: ServiceSettings, run: str, file: Path, say: Say, *, reason: str = "") -> None:
@@ -97,7 +67,7 @@ async def reconfigure(settings: ServiceSettings, run: str, file: Path, say: Say,
             known = len(standing.configs)
             await tell(bus, word)
             await _taken(listener, standing, word, known, settings)
-            before, now = _flat(old), _flat(new)
+            before, now = fields(old), fields(new)
             told = (f"{name} {_shown(before.get(name))} -> {_shown(now.get(name))}" for name in differing(old, new))
             say(f"{standing.run} is {standing.state}, and goes on with {', '.join(told)}.")
     finally:
@@ -109,10 +79,6 @@ def _read(objects: Objects, ref: Ref) -> RunConfig:
         return msgspec.json.decode(objects.get(ref), type=RunConfig)
     except (OSError, ObjectMissing, ObjectDamaged) as error:
         raise Refused(f"what the run is configured with cannot be read: {ref.key}: {error}") from None
-
-
-def _flat(config: RunConfig) -> dict[str, str | int | float | bool]:
-    return flat(msgspec.to_builtins(config))
 
 
 def _shown(value: object) -> str:

@@ -10,13 +10,13 @@ import msgspec
 from etude.acting import NAMED, embedded, in_folder
 from etude.figures import sink
 from etude.figures.points import Heard, Kind, past
-from etude.flat import flat
 from etude.hearing import Hearing
 from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
 from shared.bus import Bus
 from shared.contracts import topics as t
+from shared.contracts.flat import flat
 from shared.contracts.messages import RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.ledger.transitions import RunState

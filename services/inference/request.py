@@ -42,7 +42,7 @@ class Result:
 @dataclass(slots=True, eq=False)
 class Request:
     """`tokens_P` int32. `routing_start`: first routing row wanted; -1: none. Callbacks run on the engine's thread and only
-    hand over. `progress(tokens, logprobs)` is called after every step that sampled a token, for streams."""
+    hand over. `progress(token, logprob)` is called for every sampled token, one at a time, for streams."""
 
     rid: str
     tokens_P: np.ndarray

@@ -6,6 +6,7 @@ Invariants:
 - One that says that it has no room for more is alive: it is passed over until it may be asked again, where others can serve.
 - Nothing below an attempt's policy floor serves it; a pinned attempt is served by exactly its version.
 - Replicas of the pool "serving" answer others: no attempt goes there.
+- One that is gone for good is forgotten; never one that could come back without a word.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost con
 FIRST_REST_S, LAST_REST_S = 0.5, 10.0
 TRIAL_S = 1.0  # what has not failed by then is being computed, and the next one may follow
 LAST_PROBE_S = 2.0  # a replica that comes back is noticed within so long
+GONE_S = 600.0  # one that is silent for so long, and would have to speak if it came back, is forgotten
+MUTE_S = 24 * 3600.0  # and any other after so long, while another one lives
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Circuit:
 
 @dataclass(slots=True)
 class Probe:
-    """When to ask next whether a replica lives. One that does not answer is asked ever more rarely, but never given up."""
+    """When to ask next whether a replica lives. One that does not answer is asked ever more rarely, until it is forgotten."""
 
     running: bool = False
     after: float = 0.0
@@ -77,6 +80,7 @@ class Replica:
     in_rotation: bool = True
     alive: bool = False  # until the first probe
     last_answer: float = float("-inf")
+    last_word: float = float("-inf")
     probe: Probe = field(default_factory=Probe)
     circuit: Circuit = field(default_factory=Circuit)
     saturated_until: float = float("-inf")
@@ -109,7 +113,7 @@ class Fleet:
     def __init__(self) -> None:
         self.replicas: dict[str, Replica] = {}
 
-    def apply(self, message: PolicyApplied) -> None:
+    def apply(self, message: PolicyApplied, now: float = 0.0) -> None:
         """A replica that takes over the address of another one replaces it: it is the same place, started again."""
         for name in [r.name for r in self.replicas.values() if r.url == message.url and r.name != message.replica]:
             del self.replicas[name]
@@ -120,7 +124,7 @@ class Fleet:
         if known is None or known.url != message.url:
             known = Replica(message.replica, message.run, message.url, message.pool, message.serial)
             self.replicas[message.replica] = known
-        known.run, known.pool = message.run, message.pool
+        known.run, known.pool, known.last_word = message.run, message.pool, now
         known.probe.after = 0.0  # it speaks: look at once whether it answers, too
         known.in_rotation = message.ok
         if message.ok:
@@ -143,6 +147,22 @@ class Fleet:
 
     def any_usable(self, now: float) -> bool:
         return any(r.usable(now) for r in self.replicas.values())
+
+    def forget(self, now: float) -> None:
+        """Drops those that are gone for good. A killed one says nothing more, and its word is read again by every worker that
+        starts. What lives says so when it serves a newer version, and when it returns to the rotation; one that may have
+        nothing to say is kept while no other lives, for a network that is cut comes back without a word."""
+        newest: dict[str, int] = {}
+        for r in self.replicas.values():
+            if r.pool == "rollout" and r.in_rotation:
+                newest[r.run] = max(newest.get(r.run, r.serial), r.serial)
+        others = any(r.alive for r in self.replicas.values())
+        for r in list(self.replicas.values()):
+            silent_s = now - max(r.last_answer, r.last_word)
+            overtaken = r.pool == "rollout" and r.serial < newest.get(r.run, r.serial)
+            speaks = overtaken or not r.in_rotation
+            if not r.alive and ((speaks and silent_s > GONE_S) or (others and silent_s > MUTE_S)):
+                del self.replicas[r.name]
 
     def to_probe(self, now: float, silent_s: float) -> list[Replica]:
         """Replicas that have not answered anything for so long: whoever talks needs no probe."""

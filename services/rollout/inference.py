@@ -52,13 +52,14 @@ class Inference:
         self._health.wait_on("inference")
 
     def apply(self, message: PolicyApplied) -> None:
-        self.fleet.apply(message)
+        self.fleet.apply(message, time.monotonic())
         self._tell()
 
     async def run(self) -> None:
         """Probes replicas that have been silent; those that answer requests need no probe."""
         async with asyncio.TaskGroup() as probes:
             while True:
+                self.fleet.forget(time.monotonic())
                 for replica in self.fleet.to_probe(time.monotonic(), PROBE_EVERY_S):
                     replica.probe.running = True
                     probes.create_task(self._probe(replica))

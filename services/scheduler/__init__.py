@@ -9,17 +9,17 @@ Consumes: problems.admitted, attempts.progress, rollouts.finished, rollouts.scor
 Produces: rollouts.requested, groups.ready, attempts.cancel, runs.control (the state that a run is in), alerts.
 
 Invariants:
-- One transaction per batch of messages: what they changed, the events that say so, and the messages that follow from
-  them (outbox). Deliveries are acknowledged after the commit, the outbox is published after it too: kill -9 at any
-  moment loses nothing, and doubles at most a message that its reader recognises.
+- One transaction per batch of messages, one more for every fork among them: what they changed, the events that say so, and
+  the messages that follow from them (outbox). Deliveries are acknowledged after the last commit, the outbox is published
+  after it too: kill -9 at any moment loses nothing, and doubles at most a message that its reader recognises.
 - What is kept in memory (`working_set`) is a cache of the ledger. It is rebuilt from it at start and after any failure.
 - Decisions follow from the ledger's state, never from which message has just come (`decisions` is level-triggered), so
   a restart decides what the old process would have decided.
 - One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
 
-How it is built: `gate`, `hardness`, `lineage`, `reconciler`, `life` are pure rules; `working_set` is a run in memory
-(`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions, `requesting` asks for more;
-`desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside them `housekeeping` counts
-and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from the ledger alone; `api`
-answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
+How it is built: `gate`, `hardness`, `reconciler`, `rotation`, `life` are pure rules, as is `shared.contracts.lineage`;
+`working_set` is a run in memory (`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions,
+`requesting` asks for more; `desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside
+them `housekeeping` counts and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from
+the ledger alone; `api` answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
 """

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, Row, select
 
-from services.scheduler.lineage import Fork, Lineage, serials
+from shared.contracts.lineage import Fork, Lineage, serials
 from shared.ledger import models
 from shared.ledger.transitions import LIVE, AttemptState, GroupState, Place, RunState, settle
 
@@ -152,7 +152,7 @@ class _Ledger:
         self.trained = _rows(connection, "trained", run, "incarnation", "step")
         self.events = _rows(connection, "events", run, "sequence")
         self.lineage = Lineage(
-            Fork(row.incarnation, row.step, row.parent) for row in _rows(connection, "incarnations", run)
+            {row.incarnation: Fork(row.parent, row.step) for row in _rows(connection, "incarnations", run)}
         )
         self.surviving = [t for t in self.trained if self.lineage.survives(t.incarnation, t.step)]
 

@@ -247,15 +247,17 @@ def sweep(
     settings = _settings(state)
     engine = _open(settings)
     name = _named(engine, run)
+    patience_s, found = settings.replica_patience_s, 0
     try:
-        with engine.begin() as connection:
-            store = stores.connect(settings.objects_url)
-            found = sweeps.sweep(connection, store, name, delete=delete, trained=trained, last=versions)
+        store = stores.connect(settings.objects_url)
+        for one in sweeps.sweep(
+            engine, store, name, patience_s=patience_s, delete=delete, trained=trained, last=versions
+        ):
+            typer.echo(f"{one.key}: {one.why}")
+            found += 1
     except OSError as error:
         raise _refuse(str(error)) from None
-    for one in found:
-        typer.echo(f"{one.key}: {one.why}")
-    typer.echo(f"{len(found)} objects {'deleted' if delete else 'may go; --delete deletes them'}")
+    typer.echo(f"{found} objects {'deleted' if delete else 'may go; --delete deletes them'}")
 
 
 def _when(at: float | None) -> str:

@@ -28,5 +28,8 @@ class SchedulerConfig(ServiceSettings):
         "deleted; less often where that takes long. 0: never, and no quota is held.",
     )
     replica_patience_s: float = Field(
-        60.0, gt=0, description="A replica that does not follow a published version for so long leaves the rotation."
+        60.0,
+        gt=0,
+        description="A replica that does not follow a published version for so long leaves the rotation; ten minutes later it is "
+        "forgotten, until its next word.",
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.scheduler import reconciler
+from services.scheduler import reconciler, rotation
 from services.scheduler.hardness import Outcome
 from services.scheduler.life import EXHAUSTED_S, Budget, hand_is_empty, step_seconds
 from services.scheduler.reconciler import Closing, Fate
 from services.scheduler.records import Attempt, Group
-from services.scheduler.requesting import ask, request
+from services.scheduler.requesting import ask, floor, request
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import codec
 from shared.contracts import messages as m
@@ -39,6 +39,7 @@ def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
     """Returns what the run waits on, in words for `/readyz`; empty: on nothing but its own work."""
     if ws.config is None:
         return set()
+    _forget_replicas(ws, now, limits)
     if ws.head.state is RunState.stopping:
         _give_up_open(ws, now)
     elif ws.head.state is RunState.running:
@@ -58,6 +59,12 @@ def decide(ws: WorkingSet, now: float, limits: Limits) -> set[str]:
     return set()
 
 
+def _forget_replicas(ws: WorkingSet, now: float, limits: Limits) -> None:
+    patience_s, since = limits.replica_patience_s, limits.listening_since
+    for name in rotation.gone(ws.replicas, ws.policies, now, patience_s, listening_since=since):
+        ws.forget_replica(name, now, "nothing was heard of it for too long")
+
+
 # Attempts
 
 
@@ -74,7 +81,7 @@ def _reconcile(ws: WorkingSet, now: float, limits: Limits, *, asking: bool) -> N
         if attempt.state is AttemptState.lost:
             match reconciler.fate(attempt.epoch, now - attempt.lost_at, schedule.replacements):
                 case Fate.again if asking:
-                    ask(ws, attempt, now, epoch=attempt.epoch + 1)
+                    ask(ws, attempt, now, epoch=attempt.epoch + 1, floor=floor(ws, now, limits.replica_patience_s))
                 case Fate.fail:
                     _end(ws, attempt, AttemptState.failed, attempt.reason, now)
                 case _:
@@ -150,7 +157,7 @@ def _close(ws: WorkingSet, group: Group, now: float) -> None:
             return
         case Closing.dropped:
             drop(ws, group, f"fewer than {ws.config.schedule.group_min} attempts survived", now)
-            ws.alert("groups_dropped", "warning", "infrastructure failed too many attempts of a group", [group.id])
+            ws.alert(now, "groups_dropped", "warning", "infrastructure failed too many attempts of a group", [group.id])
             return
         case Closing.ready:
             pass
@@ -215,12 +222,11 @@ def announce(ws: WorkingSet, now: float) -> None:
     for group in late:
         drop(ws, group, f"older than {ws.config.schedule.max_staleness} steps by the time it would be trained", now)
     if late and len(ws.lineage.forks) <= 1:
-        ws.alert(
-            "staleness_breach", "critical", "groups too old to train although nothing was forked", [g.id for g in late]
-        )
+        what = "groups too old to train although nothing was forked"
+        ws.alert(now, "staleness_breach", "critical", what, [g.id for g in late])
     elif late:
         what = f"the fork at step {ws.lineage.start} made {len(late)} groups too old to train"
-        ws.alert("groups_dropped", "warning", what, [g.id for g in late])
+        ws.alert(now, "groups_dropped", "warning", what, [g.id for g in late])
     progress = Budget.of(ws.config.schedule).progress(steps=ws.tip, clock_s=ws.clock(now))
     for group in sorted(new, key=lambda g: g.sequence or 0):
         if group.state is not GroupState.ready or group.sequence is None:

@@ -1,4 +1,5 @@
-"""One batch: messages in, one transaction, messages out. Synchronous; the service runs it in a thread.
+"""One batch: messages in, one transaction, messages out; where a fork comes among them two, for what it frees is read from the
+ledger: what came before it, and the rest. Synchronous; the service runs it in a thread.
 
 A message that cannot be applied never stops the others: it comes back as refused, with the reason, for the dead-letter
 topic. Whatever goes wrong with a batch that is not an outage (what the tables refuse, a number that no column holds, an
@@ -226,7 +227,7 @@ class Desk:
                 ws.config = self.read_config(ws.head.config)
             except intake.UNREADABLE as error:
                 what = f"the configuration {ws.head.config.key} cannot be read any more: {error}"
-                ws.alert("configuration", "critical", what, [])
+                ws.alert(now, "configuration", "critical", what, [])
         self.sets[run] = ws
         return ws
 

@@ -23,7 +23,7 @@ class Gate:
     - `accepted`: groups trained or ready in the surviving lineage; dropped and failed ones never were.
     - `running`: groups asked for and not complete.
 
-    Versions are steps of the surviving lineage (`lineage.Lineage.position`); one of a dead branch may be negative.
+    Versions are steps of the surviving lineage (`shared.contracts.lineage`); one of a dead branch may be negative.
     """
 
     max_staleness: int

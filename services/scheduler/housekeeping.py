@@ -31,10 +31,9 @@ from services.scheduler.garbage import Garbage
 from services.scheduler.intake import ReadConfig
 from services.scheduler.quota import GB, Kind, by_kind, exceeded, rest_s
 from services.scheduler.store import LEASE, Fenced
-from services.scheduler.sweep import unneeded
+from services.scheduler.sweep import checkpoints_of, chunks, unneeded
 from shared import ledger
 from shared.bus import Bus
-from shared.contracts.ids import parse_policy
 from shared.contracts.run import ScheduleConfig
 from shared.contracts.topics import ALERTS
 from shared.ledger.models import Event, LeaseRow, Run
@@ -84,7 +83,7 @@ class Housekeeping:
         self, config: SchedulerConfig, objects: Objects, bus: Bus, read_config: ReadConfig, term: int | None
     ) -> None:
         """`term`: of the leadership under which it deletes."""
-        self._every_s = config.sweep_every_s
+        self._every_s, self._patience_s = config.sweep_every_s, config.replica_patience_s
         # A reader's: a transaction of the scheduler's own engine would hold SQLite's write lock.
         self._engine = ledger.connect(config.ledger_url, read_only=True)
         self._objects, self._bus, self._read_config, self._term = objects, bus, read_config, term
@@ -149,20 +148,39 @@ class Housekeeping:
         return [(run, ended.get(run, 0.0)) for run, _, _ in rows if run not in ended or run in not_yet]
 
     def _count(self, run: str) -> Counted:
-        began, sizes = time.time(), {}
-        for key, size in self._objects.sizes(f"runs/{run}/"):
-            sizes[key] = size
-            self._go_on()
+        """So many objects at a time. What nobody needs of them goes at once: a version that somebody promotes or evaluates
+        from now on must not go minutes later."""
+        began, objects, left = time.time(), 0, 0
+        taken, deleted = by_kind({}), by_kind({})
+        checkpoints = checkpoints_of(self._objects, run)
+        for chunk in chunks(self._listed(run)):
+            sizes = dict(chunk)
+            with self._engine.begin() as connection:
+                last = self._standing(connection, run).schedule.keep_versions or None
+                garbage = unneeded(
+                    connection,
+                    self._objects,
+                    run,
+                    sizes,
+                    patience_s=self._patience_s,
+                    checkpoints=checkpoints,
+                    last=last,
+                )
+            # Where the store did not delete, it is not asked again in this round.
+            gone = {key: sizes.pop(key) for key in self._delete(run, [] if left else garbage)}
+            objects, left = objects + len(gone), left + len(garbage) - len(gone)
+            for kind in Kind:
+                taken[kind] += by_kind(sizes)[kind]
+                deleted[kind] += by_kind(gone)[kind]
+        if objects:
+            log.info("swept", run=run, objects=objects, bytes=sum(deleted.values()))
         with self._engine.begin() as connection:
-            standing = self._standing(connection, run)
-            last = standing.schedule.keep_versions or None
-            garbage = unneeded(connection, self._objects, run, sizes, trained=True, last=last)
-        # Weights first: a version that somebody promotes or evaluates from now on must not go minutes later.
-        garbage.sort(key=lambda one: parse_policy(one.key) is None)
-        deleted = {key: sizes.pop(key) for key in self._delete(run, garbage)}
-        if deleted:
-            log.info("swept", run=run, objects=len(deleted), bytes=sum(deleted.values()))
-        return Counted(began, standing, by_kind(sizes), by_kind(deleted), left=len(garbage) - len(deleted))
+            return Counted(began, self._standing(connection, run), taken, deleted, left)
+
+    def _listed(self, run: str) -> Iterator[tuple[str, int]]:
+        for one in self._objects.sizes(f"runs/{run}/"):
+            self._go_on()
+            yield one
 
     def _standing(self, connection: Connection, run: str) -> RunNow:
         since = select(func.max(Event.at)).where(Event.run_id == run, Event.subject == "", Event.kind == "run.running")

@@ -12,17 +12,19 @@ from typing import Any
 import msgspec
 
 from services.scheduler import life
-from services.scheduler.lineage import Fork
 from services.scheduler.quota import QUOTA_EXCEEDED
 from services.scheduler.records import Attempt, ReplicaState
 from services.scheduler.working_set import FORGOTTEN, WorkingSet
 from shared.contracts import messages as m
+from shared.contracts import reconfiguring
+from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, AttemptState, GroupState, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
 
 ReadConfig = Callable[[Ref], RunConfig]
 PROMOTED = "policy.promoted"  # an event's kind
+NAME_CHARS = 1024  # of a problem's id, and of an object's key: no store takes a longer one
 UNREADABLE = (ObjectMissing, ObjectDamaged, ValueError, msgspec.MsgspecError)  # reading again cannot help
 
 
@@ -161,6 +163,13 @@ def heartbeat(ws: WorkingSet, message: m.AttemptHeartbeat, now: float) -> None:
 
 
 def admit(ws: WorkingSet, message: m.ProblemAdmitted, now: float) -> None:
+    """A request carries the problem's name and both references: together they must leave room for the rest of it."""
+    longest = max(map(len, message.problems), default=0)
+    if longest > NAME_CHARS:
+        raise Refused(f"a problem's id of {longest} characters; allowed: at most {NAME_CHARS}")
+    for ref in (message.pack, message.pack_hidden):
+        if len(ref.key) > NAME_CHARS:
+            raise Refused(f"a pack's key of {len(ref.key)} characters; allowed: at most {NAME_CHARS}")
     pack = message.pack.checksum
     if pack not in ws.packs:
         ws.packs[pack] = (message.pack, message.pack_hidden)
@@ -220,9 +229,11 @@ def commit_step(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
     data = {"serial": message.serial, "groups": message.groups, "survives": survives, "unknown": unknown}
     ws.event(now, "step.committed", str(message.step), message.incarnation, **data)
     if unknown:
-        ws.alert("unknown_groups", "critical", "a step names groups that the ledger never announced", unknown)
+        ws.alert(now, "unknown_groups", "critical", "a step names groups that the ledger never announced", unknown)
     if again:
-        ws.alert("trained_twice", "critical", "a step names groups that were trained before in this lineage", again)
+        ws.alert(
+            now, "trained_twice", "critical", "a step names groups that were trained before in this lineage", again
+        )
     if survives:
         _survived(ws, message, now)
 
@@ -243,7 +254,8 @@ def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
             if age > ws.config.schedule.max_staleness:
                 late.append(f"{name}: {age} steps")
     if late:
-        ws.alert("staleness_breach", "critical", f"step {message.step} trained samples older than the bound", late)
+        what = f"step {message.step} trained samples older than the bound"
+        ws.alert(now, "staleness_breach", "critical", what, late)
 
 
 def start_incarnation(ws: WorkingSet, message: m.IncarnationStarted, now: float) -> None:
@@ -253,7 +265,7 @@ def start_incarnation(ws: WorkingSet, message: m.IncarnationStarted, now: float)
     ws.row("incarnations", incarnation=message.incarnation, step=message.step, parent=message.parent, started_at=now)
     ws.event(now, "incarnation.started", "", message.incarnation, step=message.step, parent=message.parent)
     ws.head.incarnation = message.incarnation
-    ws.start_lineage([*ws.lineage.forks.values(), Fork(message.incarnation, message.step, message.parent)])
+    ws.lineage = Lineage(ws.lineage.forks | {message.incarnation: Fork(message.parent, message.step)})
     ws.forked = True
 
 
@@ -274,6 +286,11 @@ def publish_policy(ws: WorkingSet, message: m.PolicyPublished, now: float) -> No
 
 
 def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
+    """A replica that takes over the address of another one replaces it: it is the same place, started again."""
+    same = [name for name, one in ws.replicas.items() if message.url and one.url == message.url]
+    for name in same:
+        if name != message.replica:
+            ws.forget_replica(name, now, f"{message.replica} has its address"[:2000])
     ws.replicas[message.replica] = ReplicaState(
         message.pool, message.serial, message.ok, message.url, message.pause_s, now, message.reason[:2000]
     )
@@ -351,7 +368,8 @@ def _answer(ws: WorkingSet, now: float, *, by: str = m.BY_SCHEDULER) -> None:
 
 
 def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: ReadConfig) -> bool:
-    """Reads and checks the configuration. A run that cannot be scheduled ends with the reason instead of hanging."""
+    """Reads and checks the configuration. A run that cannot be scheduled ends with the reason instead of hanging; one that
+    has a configuration goes on as it was."""
     if message.config is None:
         raise Refused(f"run {message.run!r}: {message.action} without a configuration")
     try:
@@ -364,10 +382,12 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
             objections.append(
                 f"run: found {config.run!r}; allowed: {message.run!r}, which {message.config.key} was sent for"
             )
+        elif ws.config is not None and (why := reconfiguring.objection(ws.config, config)):
+            objections.append(why)
     if objections:
-        ws.alert("configuration", "critical", f"{message.config.key} cannot be scheduled", objections[:8])
+        ws.alert(now, "configuration", "critical", f"{message.config.key} cannot be scheduled", objections)
         if ws.config is None:
-            ws.enter(RunState.finished, now, "; ".join(objections))
+            ws.enter(RunState.finished, now, "; ".join(objections)[:2000])
             ws.say_state(now)
         return False
     ws.config, ws.head.config, ws.head.pack_hash = config, message.config, config.pack.checksum

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, func, select
 
 from services.scheduler.hardness import Outcome
-from services.scheduler.lineage import Fork
 from services.scheduler.records import Attempt, Group, Head, ReplicaState, returns
 from services.scheduler.rows import TABLES
-from services.scheduler.working_set import WorkingSet
+from services.scheduler.working_set import AGAIN_S, WorkingSet, meaning
+from shared.contracts.lineage import Fork, Lineage
+from shared.contracts.messages import Alert
+from shared.contracts.topics import ALERTS
 from shared.ledger.transitions import AttemptState, GroupState, RunState
 
 
@@ -30,6 +33,7 @@ def load(connection: Connection, run: str, now: float) -> WorkingSet | None:
     _load_problems(connection, ws)
     _load_groups(connection, ws)
     _load_open(connection, ws, now)
+    _load_alerts(connection, ws, now)
     ws.last_work_at = ws.resumed_at = now
     return ws
 
@@ -40,7 +44,7 @@ def _all(connection: Connection, table: str, run: str, *order: str) -> list[Any]
 
 
 def _load_trainer(connection: Connection, ws: WorkingSet) -> None:
-    ws.start_lineage([Fork(r.incarnation, r.step, r.parent) for r in _all(connection, "incarnations", ws.id)])
+    ws.lineage = Lineage({r.incarnation: Fork(r.parent, r.step) for r in _all(connection, "incarnations", ws.id)})
     for r in _all(connection, "policies", ws.id, "serial"):
         ws.policies[r.serial] = (r.incarnation, r.step, r.published_at)
     for r in _all(connection, "replicas", ws.id):
@@ -54,6 +58,16 @@ def _load_trainer(connection: Connection, ws: WorkingSet) -> None:
     for r in _all(connection, "trained", ws.id):
         if ws.lineage.survives(r.incarnation, r.step):
             ws.trained.add(r.group_id)
+
+
+def _load_alerts(connection: Connection, ws: WorkingSet, now: float) -> None:
+    """What was said lately is not said again by the next scheduler; the outbox keeps it for longer than that."""
+    t = TABLES["outbox"].c
+    query = select(t.message, t.created_at).where(
+        t.run_id == ws.id, t.topic == ALERTS.name, t.created_at > now - AGAIN_S
+    )
+    for message, at in connection.execute(query):
+        ws.alerted[meaning(msgspec.json.decode(message, type=Alert))] = at
 
 
 def _load_problems(connection: Connection, ws: WorkingSet) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.scheduler.lineage import serials
+from shared.contracts.lineage import serials
 from shared.contracts.messages import Effort, RolloutScored
 from shared.contracts.run import Ref
 from shared.contracts.topics import Topic

@@ -4,13 +4,14 @@ and every reader recognises what it has seen."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Iterable
 
 import structlog
 
 from services.scheduler.records import Message
-from shared.bus import Bus
+from shared.bus import Bus, BusUnavailable
 
 log = structlog.get_logger()
 
@@ -41,14 +42,15 @@ class Relay:
         return len(self._queue)
 
     async def publish(self) -> bool:
-        """Everything queued. False: the bus is away; what is left stays queued, and the caller comes again later."""
+        """Everything queued. False: the bus is away; what is left stays queued, and the caller comes again later. Whatever
+        else is raised is a defect, which no waiting mends."""
         if self._queue and self._delay_s:
-            await asyncio.sleep(self._delay_s)
+            await asyncio.sleep(self._delay_s * random.uniform(0.5, 1.0))  # not all come back at once
         while self._queue:
             chunk = [self._queue[i] for i in range(min(CHUNK, len(self._queue)))]
             try:
                 await self._bus.publish_many([(one.topic, one.key, one.message) for _, one in chunk])
-            except Exception as error:
+            except BusUnavailable as error:
                 self._delay_s = min(LAST_DELAY_S, max(FIRST_DELAY_S, 2 * self._delay_s))
                 log.warning("bus_unavailable", waiting=len(self._queue), error=str(error), again_in_s=self._delay_s)
                 return False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import xxhash
 
 from services.scheduler.life import Budget
 from services.scheduler.records import Attempt, Group
-from services.scheduler.working_set import WorkingSet
+from services.scheduler.working_set import EXAMPLES, WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.ids import attempt_id, group_id
@@ -25,14 +26,11 @@ def request(ws: WorkingSet, now: float, patience_s: float) -> set[str]:
     assert ws.config
     schedule = ws.config.schedule
     rotation = ws.rotation(now, patience_s)
-    lagging = sorted(name for name, r in ws.replicas.items() if r.ok and r.pool == "rollout" and name not in rotation)
-    if lagging:
-        what = f"replica {', '.join(lagging)} does not follow the published versions; it is out of rotation"
-        ws.alert("replica_lags", "warning", what, lagging)
+    _say_lagging(ws, rotation.keys(), now)
     if not ws.policies or not rotation:
         return {"an inference replica that serves this run's policy"}
     version = min(ws.position(replica.serial) for replica in rotation.values())
-    floor = min(replica.serial for replica in rotation.values())
+    lowest = min(replica.serial for replica in rotation.values())
     oldest = ws.oldest()
     room = ws.schedule_gate.room(
         version=version,
@@ -62,8 +60,25 @@ def request(ws: WorkingSet, now: float, patience_s: float) -> set[str]:
         number=ws.head.last_draw + 1,
     )
     for problem in problems:
-        _open(ws, problem, floor, now)
+        _open(ws, problem, lowest, now)
     return set() if len(problems) == wanted else {"problems"}
+
+
+def _say_lagging(ws: WorkingSet, rotation: Collection[str], now: float) -> None:
+    """Once of each that leaves the rotation without a word, of all those together that leave it together."""
+    lagging = frozenset(
+        name for name, one in ws.replicas.items() if one.ok and one.pool == "rollout" and name not in rotation
+    )
+    new, ws.lagging = sorted(lagging - ws.lagging), lagging
+    if new:
+        named = ", ".join(new[:EXAMPLES]) + (f" and {len(new) - EXAMPLES} more" if len(new) > EXAMPLES else "")
+        what = f"out of rotation, for it does not follow the published versions: replica {named}"
+        ws.alert(now, "replica_lags", "warning", what, new)
+
+
+def floor(ws: WorkingSet, now: float, patience_s: float) -> int:
+    """The lowest version of the rotation; 0 while there is none."""
+    return min((replica.serial for replica in ws.rotation(now, patience_s).values()), default=0)
 
 
 def _open(ws: WorkingSet, problem: str, floor: int, now: float) -> None:
@@ -103,18 +118,17 @@ def _open(ws: WorkingSet, problem: str, floor: int, now: float) -> None:
         )
         group.attempts.append(attempt)
         ws.attempts[attempt.id] = attempt
-        ask(ws, attempt, now, epoch=0)
+        ask(ws, attempt, now, epoch=0, floor=floor)
     ws.last_work_at = now
 
 
-def ask(ws: WorkingSet, attempt: Attempt, now: float, *, epoch: int) -> None:
-    """Requests an epoch of an attempt. A later epoch starts afresh, on what is served now, with the same seed."""
+def ask(ws: WorkingSet, attempt: Attempt, now: float, *, epoch: int, floor: int) -> None:
+    """Requests an epoch of an attempt. A later epoch starts afresh, on what is served now (`floor`), with the same seed."""
     assert ws.config
     group = ws.open[attempt.group]
     if epoch > attempt.epoch:
         attempt.told(epoch, AttemptState.requested)
-        serving = [r.serial for r in ws.replicas.values() if r.ok and r.pool == "rollout"]
-        attempt.policy_floor = max(attempt.policy_floor, min(serving, default=0))
+        attempt.policy_floor = max(attempt.policy_floor, floor)
         attempt.requested_at, attempt.heard_at, attempt.worker, attempt.reason = now, now, "", ""
         attempt.oldest_version = attempt.newest_version = attempt.claimed_at = attempt.finished_at = (
             attempt.cancelled_at

@@ -34,6 +34,8 @@ _MARK = (
     )
     .values(published_at=bindparam("at"))
 )
+_REPLICAS = TABLES["replicas"]
+_FORGET = _REPLICAS.delete().where(_REPLICAS.c.run_id == bindparam("of_run"), _REPLICAS.c.replica == bindparam("name"))
 _TERM = select(_LEASE.c.term).where(_LEASE.c.name == LEASE).with_for_update(read=True)
 
 
@@ -132,8 +134,10 @@ class Store:
         rows.upsert(connection, "groups", [rows.group_row(run, group) for group in changes.groups.values()])
         rows.upsert(connection, "attempts", [rows.attempt_row(run, attempt) for attempt in changes.attempts.values()])
         rows.insert(connection, "verdicts", [rows.verdict_row(scored, now) for scored in changes.verdicts])
-        replicas = [rows.replica_row(run, name, ws.replicas[name]) for name in sorted(changes.replicas)]
-        rows.upsert(connection, "replicas", replicas)
+        there, gone = sorted(changes.replicas & ws.replicas.keys()), sorted(changes.replicas - ws.replicas.keys())
+        rows.upsert(connection, "replicas", [rows.replica_row(run, name, ws.replicas[name]) for name in there])
+        if gone:
+            connection.execute(_FORGET, [{"of_run": run, "name": name} for name in gone])
         rows.insert(connection, "events", changes.events, ("run_id", "subject", "kind", "epoch"))
         if changes.outbox:
             connection.execute(TABLES["outbox"].insert(), [rows.outbox_row(run, one, now) for one in changes.outbox])

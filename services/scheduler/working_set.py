@@ -6,24 +6,25 @@ desk writes that in one transaction; after a failure the working set is thrown a
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 
-from services.scheduler import hardness
+from services.scheduler import hardness, rotation
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.gate import Gate
-from services.scheduler.lineage import Fork, Lineage
 from services.scheduler.records import Attempt, Changes, Group, Head, Message, ReplicaState, returns
+from shared.contracts.lineage import Lineage
 from shared.contracts.messages import BY_SCHEDULER, Alert, GroupMember, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS, RUNS_CONTROL, Topic
 from shared.ledger.transitions import ENDS, AttemptState, RunState
 
 FORGOTTEN = -2  # announced, but to nobody who would remember: older than every incarnation
-QUOTED = 300  # characters of an example in an alert
+# Of an alert: examples, characters of each, characters of what it says. Whatever is put in, it fits the bus.
+EXAMPLES, QUOTED, SAID = 8, 300, 2000
+AGAIN_S = 600.0  # between two alerts that say the same
 WORDS: dict[RunState, Literal["resume", "pause", "stop", "finished"]] = {  # of runs.control, that lead to a state
     RunState.running: "resume",
     RunState.paused: "pause",
@@ -58,7 +59,8 @@ class WorkingSet:
         self.scored_at = 0.0  # when the last verdict came; in memory only
         self.taken_at = 0.0  # when a worker last took up what it was asked for
         self.resumed_at = 0.0  # since when workers may take up requests, as far as this scheduler saw; in memory only
-        self.alerted: set[str] = set()
+        self.alerted: dict[tuple[str, ...], float] = {}  # what was said lately -> when
+        self.lagging: frozenset[str] = frozenset()  # replicas of which it was said; in memory only
         self.forked = False  # the lineage changed: this must be written and loaded again before anything else
         self.changes = Changes()
 
@@ -95,19 +97,12 @@ class WorkingSet:
         return self.slots + len(self.waiting)
 
     def rotation(self, now: float, patience_s: float) -> dict[str, ReplicaState]:
-        """Replicas that serve rollouts. One that has not followed a publication for `patience_s` seconds is out: it is
-        dead or cut off, and requests carry a floor that keeps an older one from serving them."""
-        published = sorted(self.policies)  # as they came, so already in order; a scan for each replica would not be
+        return rotation.rotation(self.replicas, self.policies, now, patience_s)
 
-        def follows(replica: ReplicaState) -> bool:
-            # Serials rise and may have gaps: a trainer that dies between a manifest and its announcement leaves one.
-            following = bisect.bisect_right(published, replica.serial)
-            if following == len(published):
-                return True
-            return now - max(self.policies[published[following]][2], replica.applied_at) <= patience_s
-
-        serving = ((name, one) for name, one in self.replicas.items() if one.ok and one.pool == "rollout")
-        return {name: replica for name, replica in serving if follows(replica)}
+    def forget_replica(self, name: str, now: float, why: str) -> None:
+        serial = self.replicas.pop(name).serial
+        self.changes.replicas.add(name)
+        self.event(now, "replica.forgotten", name, serial, reason=why)
 
     def oldest(self) -> int | None:
         """The oldest version of any attempt of an open group, in steps of the surviving lineage. A ready group has its
@@ -201,13 +196,14 @@ class WorkingSet:
             self.changes.groups[changed.id] = changed
 
     def alert(
-        self, name: str, severity: Literal["info", "warning", "critical"], what: str, examples: list[str]
+        self, now: float, name: str, severity: Literal["info", "warning", "critical"], what: str, examples: list[str]
     ) -> None:
-        """The same words are said once in a scheduler's life."""
-        if what not in self.alerted:
-            self.alerted.add(what)
-            quoted = [example[:QUOTED] for example in examples[:8]]  # the words of others: an alert must fit the bus
-            alert = Alert(run=self.id, name=name, severity=severity, what=what, examples=quoted)
+        """Unless the same was said within the last AGAIN_S. A critical one is another where its examples are others."""
+        quoted = [example[:QUOTED] for example in examples[:EXAMPLES]]
+        alert = Alert(run=self.id, name=name, severity=severity, what=what[:SAID], examples=quoted)
+        self.alerted = {said: at for said, at in self.alerted.items() if now - at < AGAIN_S}
+        if meaning(alert) not in self.alerted:
+            self.alerted[meaning(alert)] = now
             self.say(ALERTS, self.id, alert)
 
     def release(self, group: Group) -> None:
@@ -216,5 +212,7 @@ class WorkingSet:
         if returns(group.state, group.announced, group.number):
             self.catalogue.give_back(group.problem)
 
-    def start_lineage(self, forks: list[Fork]) -> None:
-        self.lineage = Lineage(forks)
+
+def meaning(alert: Alert) -> tuple[str, ...]:
+    """Two alerts with the same one say the same."""
+    return (alert.name, alert.what, *(alert.examples if alert.severity == "critical" else ()))

@@ -19,5 +19,5 @@ every ready group until a surviving step names it. A trainer that dies is follow
 announcement to a later incarnation is not acknowledged: who hears it has been superseded, and ends.
 
 Where to read: `service` (wiring) → `training` (a run's life) → `step` (one update) → `loss`, `packing`, `layout`,
-`replay`, `engine`; `lineage` (ages) and `checkpoints` (durability); `base/` makes the policy that RL starts from.
+`replay`, `engine`; `checkpoints` (durability); `base/` makes the policy that RL starts from.
 """

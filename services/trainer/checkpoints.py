@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.trainer.lineage import Fork
 from shared.contracts.ids import checkpoint_prefix, parse_checkpoint
+from shared.contracts.lineage import Fork
 from shared.contracts.messages import StepCommitted
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects

@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 from safetensors import SafetensorError
 
-from services.trainer import checkpoints, lineage
+from services.trainer import checkpoints
 from services.trainer.checkpoints import Resume, StepCheckpoint
 from shared import weights
+from shared.contracts import lineage
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import RunControl, StepCommitted
 from shared.contracts.run import Ref

@@ -22,13 +22,14 @@ import numpy as np
 import structlog
 import torch
 
-from services.trainer import checkpoints, lineage, rollback
+from services.trainer import checkpoints, rollback
 from services.trainer.checkpoints import Superseded
 from services.trainer.engine import Engine
 from services.trainer.masters import load_published, published_bits
 from services.trainer.samples import Sample
 from services.trainer.step import Trainer
 from shared import weights
+from shared.contracts import lineage
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import (
     Alert,

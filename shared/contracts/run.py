@@ -73,7 +73,7 @@ BEHAVIOUR = (
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of the reward. A group is fixed to one `id`; a new configuration in mid-run has a new id."""
 
-    id: str = "default"  # named by every request and every score
+    id: str = "default"  # named by every request and every score; 100 characters at most
     solved: float = 1.0  # for an attempt that passes every hidden and visible test
     length: LengthPenalty | None = msgspec.field(default_factory=LengthPenalty)  # None: no length penalty
     # Behaviour terms: name -> weight (docs/reward.md).
@@ -90,8 +90,8 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int = 8  # G: attempts at each problem
     group_min: int = 4  # G_min: a group of fewer survivors is dropped and its problem returns
     replacements: int = 2  # R: how often an attempt lost to infrastructure is asked for again
-    groups_per_step: int = 16  # with group_size: attempts in a step, 128
-    # Steps that a sample may be old when it is trained (docs/architecture.md, "Age, and the gate")
+    groups_per_step: int = 16  # with group_size: attempts in a step, 128; 1024 at most, since a message names them
+    # Steps that a sample may be old when it is trained (docs/architecture.md, "Age, and the gate"); 128 at most
     max_staleness: int = 2
     hardness_sampling: bool = True  # problems that are hard but not hopeless are drawn more often; false: all alike
     # Seconds, five heartbeats; an attempt without heartbeat for so long is given to another worker
@@ -158,7 +158,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
-    run: str  # its id
+    run: str  # its id, 100 characters at most
     seed: int = 1  # of sampling and of the order of problems
     base: Ref  # the manifest of the starting checkpoint's files (shared.weights.checkpoint_objects)
     pack: Ref  # public part of the problem pack (JSONL); rollout workers read it

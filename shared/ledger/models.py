@@ -239,7 +239,7 @@ class Policy(Base):
 
 
 class Replica(Base):
-    """The last word of each inference replica."""
+    """The last word of each inference replica, until it is held to be gone."""
 
     __tablename__ = "replicas"
     __table_args__ = (ForeignKeyConstraint(["run_id"], ["runs.run_id"]),)
@@ -298,7 +298,8 @@ class OutboxRow(Base):
 
 
 class InboxRow(Base):
-    """Messages of `runs.control` that were handled. The digest keeps a log that was made anew apart from the old one."""
+    """Messages of `runs.control` and of `alerts` that were handled. The digest keeps a log that was made anew apart from the old
+    one."""
 
     __tablename__ = "inbox"
     __table_args__ = (ForeignKeyConstraint(["run_id"], ["runs.run_id"]),)

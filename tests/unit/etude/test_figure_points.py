@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.figures.points import STATE_NUMBERS, Kind, Past, Point, mark, past
-from etude.flat import flat
+from shared.contracts.flat import flat
 from shared.contracts.messages import RunControl
 from shared.ledger.transitions import RunState
 from tests.unit.etude.figure_messages import (

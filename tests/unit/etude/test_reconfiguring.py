@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from etude.reconfiguring import FREE, differing, objection
+from etude.reconfiguring import objection
 from etude.standing import Listener
 from shared import objects as stores
+from shared.contracts.reconfiguring import FREE, differing
 from shared.contracts.run import RunConfig, TrainConfig
 from shared.settings import ServiceSettings
 from tests.unit.etude.test_run_commands import A, Folder, folder

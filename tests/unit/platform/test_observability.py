@@ -212,7 +212,7 @@ def test_the_runbook_knows_every_alert_of_a_run():
     for path in (ROOT / "services").rglob("*.py"):
         text = path.read_text()
         raised |= set(re.findall(r'Alert\([^)]*?\bname="(\w+)",\s+severity="(?:critical|warning)"', text, re.DOTALL))
-        raised |= set(re.findall(r'\.alert\(\s*"(\w+)", "(?:critical|warning)"', text))
+        raised |= set(re.findall(r'\.alert\(\s*(?:now,\s*)?"(\w+)", "(?:critical|warning)"', text))
     raised |= {name for _, name, _ in monitors._BOUNDS.values()} | {QUOTA_EXCEEDED}
     page = (ROOT / "docs" / "alerts.md").read_text()
     told = set(

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rollout.engine_client import retry_after_s
-from services.rollout.fleet import FIRST_REST_S, LAST_REST_S, OPEN_AFTER, TRIAL_S, Circuit, Fleet, Wanted
+from services.rollout.fleet import (
+    FIRST_REST_S,
+    GONE_S,
+    LAST_REST_S,
+    MUTE_S,
+    OPEN_AFTER,
+    TRIAL_S,
+    Circuit,
+    Fleet,
+    Wanted,
+)
 from shared.contracts.messages import PolicyApplied
 
 
@@ -175,3 +185,43 @@ def test_a_saturated_replica_is_passed_over_until_it_may_be_asked_again_unless_a
 )
 def test_a_retry_after_is_read_within_bounds(header: str, seconds: float) -> None:
     assert retry_after_s(header) == seconds
+
+
+def dying(*replicas: tuple[str, str, int], alive: str = "") -> Fleet:
+    """As `fleet`, of whom only `alive` answers from now on."""
+    made = fleet(*replicas)
+    for replica in made.replicas.values():
+        replica.alive = replica.name == alive
+    return made
+
+
+def kept(made: Fleet, now: float) -> set[str]:
+    made.forget(now)
+    return set(made.replicas)
+
+
+def test_one_that_was_overtaken_while_it_was_silent_is_forgotten_and_its_next_word_brings_it_back() -> None:
+    made = dying(("dead", "rollout", 1), ("new", "rollout", 2), alive="new")
+    assert kept(made, GONE_S) == {"dead", "new"}
+    assert kept(made, GONE_S + 1) == {"new"}
+    made.apply(PolicyApplied(run="r", replica="dead", url="http://dead", serial=2), GONE_S + 2)
+    assert kept(made, GONE_S + 3) == {"dead", "new"}
+
+
+def test_so_is_one_that_left_the_rotation_with_a_word() -> None:
+    made = dying(("left", "rollout", 1))
+    made.apply(PolicyApplied(run="r", replica="left", url="http://left", serial=1, ok=False, reason="it ends"))
+    assert kept(made, GONE_S + 1) == set()
+
+
+def test_one_that_has_nothing_newer_to_say_is_kept_for_a_day_and_while_no_other_lives() -> None:
+    alone = dying(("a", "rollout", 1), ("b", "rollout", 1))
+    assert kept(alone, 2 * MUTE_S) == {"a", "b"}  # a network that was cut, perhaps: nobody would say that it is back
+    made = dying(("a", "rollout", 1), ("b", "rollout", 1), ("e", "evaluation", 0), alive="b")
+    assert kept(made, GONE_S + 1) == {"a", "b", "e"}
+    assert kept(made, MUTE_S + 1) == {"b"}
+
+
+def test_what_answers_is_never_forgotten() -> None:
+    made = fleet(("old", "rollout", 1), ("new", "rollout", 9))
+    assert kept(made, 2 * MUTE_S) == {"old", "new"}

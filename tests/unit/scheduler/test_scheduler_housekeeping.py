@@ -100,9 +100,11 @@ def put(objects: DirectoryObjects, *keys: str) -> set[str]:
     return set(keys)
 
 
+@pytest.mark.parametrize("at_a_time", [2, 2000])
 def test_what_was_given_up_and_trained_routing_go_by_themselves_and_what_is_needed_stays(
-    told: Engine, tmp_path: Path, objects: Counting
+    told: Engine, tmp_path: Path, objects: Counting, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("services.scheduler.sweep.CHUNK", at_a_time)
     trained, waits = attempt_prefix("r", "a-g1", 1), attempt_prefix("r", "a-waits", 0)
     stay = put(
         objects, f"{trained}/trajectory-1.zst", f"{trained}/verdict.json", f"{waits}/routing-1.zst", checkpoint(1, 5),

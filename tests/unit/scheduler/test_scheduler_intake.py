@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, text
 
@@ -15,7 +16,7 @@ from services.scheduler.store import Store
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
-from shared.contracts.run import Purpose, RunConfig
+from shared.contracts.run import Purpose, RewardConfig, RunConfig, Sampling
 from shared.ledger.transitions import AttemptState
 from shared.objects import ObjectMissing
 from tests.unit.scheduler.world import REF, RUN, Sent, config
@@ -209,25 +210,25 @@ def test_a_verdict_under_another_reward_configuration_is_refused(room: Room) -> 
     assert "no group mixes two" in refused[0]
 
 
-def test_a_new_reward_configuration_holds_for_new_groups_only(room: Room) -> None:
-    old = {group.id for group in room.ws.open.values()}
-    room.run_config = config()
-    room.run_config = m.msgspec.structs.replace(  # type: ignore[attr-defined]
-        room.run_config,
-        reward=m.msgspec.structs.replace(room.run_config.reward, id="second"),  # type: ignore[attr-defined]
-    )
-    room.tell(m.RunControl(run=RUN, action="reconfigure", config=m.Ref(key="n", size=1, checksum="e" * 32)))
-    room.tell(m.PolicyPublished(run=RUN, serial=1, incarnation=0, step=1, parent=0, manifest=REF))
-    for group in list(room.ws.open.values())[:3]:
-        room.tell(*[room.scored(room.key(a)) for a in group.attempts])
-    trained = {g: 0 for g in list(room.ws.waiting)}
-    room.tell(m.StepCommitted(run=RUN, incarnation=0, step=1, serial=1, groups=trained))
-    kinds = {group.reward_config for group in room.ws.open.values() if group.id in old}
-    assert kinds == {"default"}
-    for group in list(room.ws.open.values()):
-        room.tell(*[room.scored(room.key(a), oldest_version=1) for a in group.attempts])
-    room.tell(m.PolicyApplied(run=RUN, replica="i", url="", serial=1))
-    assert {group.reward_config for group in room.ws.open.values() if group.id not in old} == {"second"}
+@pytest.mark.parametrize("action", ["reconfigure", "resume"])
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("reward.id", {"reward": RewardConfig(id="second")}),
+        ("sampling.temperature", {"sampling": Sampling(temperature=0.7)}),
+        ("schedule.groups_per_step", {"schedule": config(groups_per_step=4).schedule}),
+    ],
+)
+def test_what_is_fixed_for_the_life_of_a_run_is_refused_whoever_says_it_and_the_alert_names_the_field(
+    room: Room, action: Any, field: str, changed: dict[str, Any]
+) -> None:
+    old = room.run_config
+    room.run_config = msgspec.structs.replace(old, **changed)
+    room.tell(m.RunControl(run=RUN, action=action, config=m.Ref(key="n", size=1, checksum="e" * 32)))
+    assert (room.ws.config, room.ws.head.config) == (old, REF)
+    (alert,) = [said for said in room.said if isinstance(said, m.Alert)]
+    assert (alert.name, alert.what) == ("configuration", "n cannot be scheduled")
+    assert alert.examples[0].startswith(f"{field} is fixed for the life of a run; what may change: ")
 
 
 def test_more_is_asked_for_as_workers_claim_and_never_beyond_the_gate(room: Room) -> None:

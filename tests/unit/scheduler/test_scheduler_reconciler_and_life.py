@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from services.scheduler.life import Budget, hand_is_empty, objections, step_seconds
+from services.scheduler.life import GROUPS, NAME_CHARS, STALENESS, Budget, hand_is_empty, objections, step_seconds
 from services.scheduler.reconciler import Closing, Fate, closing, fate, must_submit, overdue
+from shared.contracts.codec import encode
+from shared.contracts.ids import group_id
+from shared.contracts.messages import StepCommitted
+from shared.contracts.run import RewardConfig
+from shared.contracts.topics import STEPS_COMMITTED
 from shared.ledger.transitions import AttemptState as S
 from tests.unit.scheduler.world import config
 
@@ -122,3 +128,23 @@ def test_an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed(
         "schedule.keep_versions: found -1; allowed: 0 (all stay) or more",
         "schedule.quota_gb: found nan; allowed: 0 (no quota) or more",
     ]
+
+
+def test_a_configuration_whose_messages_would_not_fit_the_bus_is_refused_before_anything_is_asked_for() -> None:
+    assert objections(config(groups_per_step=GROUPS + 1, max_staleness=STALENESS + 1)) == [
+        "schedule.groups_per_step: found 1025; allowed: 1 to 1024",
+        "schedule.max_staleness: found 129; allowed: 0 to 128",
+    ]
+    named = msgspec.structs.replace(config(), run="r" * 101, reward=RewardConfig(id=""))
+    allowed = "allowed: 1 to 100 characters, so that the run's messages fit the bus"
+    assert objections(named) == [f"run: found 101 characters; {allowed}", f"reward.id: found 0 characters; {allowed}"]
+
+
+def test_the_largest_step_that_is_allowed_fits_the_bus() -> None:
+    run, figure = "r" * NAME_CHARS, 1.2345678901234567e-05
+    groups = {group_id(run, f"p{number}", 0): STALENESS for number in range(GROUPS)}
+    versions = range(1_000_000, 1_000_000 + STALENESS + 1)
+    metrics = {f"mismatch_{name}_version_{serial}": figure for name in ("k3", "p99") for serial in versions}
+    metrics |= {f"another_figure_of_the_step_{number}": figure for number in range(80)}
+    step = StepCommitted(run=run, incarnation=999, step=10**6, serial=10**6, groups=groups, metrics=metrics)
+    encode(STEPS_COMMITTED, step)

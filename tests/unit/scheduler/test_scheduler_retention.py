@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, select, update
 
 from services.scheduler.garbage import needed, routing, versions
-from services.scheduler.lineage import Fork, Lineage
 from services.scheduler.sweep import sweep, untrainable
 from shared import objects as stores
 from shared import weights
 from shared.contracts.ids import checkpoint_prefix, open_evaluation, policy_prefix
+from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref
 from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Run, Step, Trained
@@ -82,7 +83,8 @@ def test_routing_goes_once_every_checkpoint_has_trained_it(
     told: Engine, checkpoints: list[str], gone: list[str]
 ) -> None:
     with told.begin() as connection:
-        found = untrainable(connection, "r", checkpoints)
+        everybody = connection.execute(select(Attempt.attempt_id)).scalars().all()
+        found = untrainable(connection, "r", everybody, checkpoints)
     assert sorted(found) == sorted(f"a-{name}" for name in [*gone, "dropped"])
 
 
@@ -93,8 +95,8 @@ def test_of_an_attempt_that_was_trained_the_routing_goes_and_nothing_else(told: 
         objects.put(key, b"x")
     with told.begin() as connection:
         connection.execute(update(Attempt).values(trajectory=Ref(key=stay[0], size=1, checksum="c" * 32)))
-        assert [one.key for one in sweep(connection, objects, "r", delete=True)] == []
-        found = sweep(connection, objects, "r", delete=True, trained=True)
+    assert list(sweep(told, objects, "r", patience_s=60.0, delete=True)) == []
+    found = sweep(told, objects, "r", patience_s=60.0, delete=True, trained=True)
     assert [one.key for one in found] == ["runs/r/attempts/a-g1/0/routing-1.zst"]
     assert sorted(objects.list("runs/r/")) == sorted(stay)
 
@@ -113,7 +115,7 @@ def test_what_is_no_routing_of_these_attempts_is_never_named() -> None:
 def test_the_shared_past_of_a_place_is_part_of_what_survives(
     forks: dict[int, tuple[int, int]], data: st.DataObject
 ) -> None:
-    lineage = Lineage(Fork(i, step, min(parent, i - 1)) for i, (step, parent) in forks.items())
+    lineage = Lineage({i: Fork(min(parent, i - 1), step) for i, (step, parent) in forks.items()})
     incarnation, step = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12))
     shared = lineage.shared(incarnation, step)
     assert 0 <= shared <= step
@@ -139,6 +141,7 @@ def test_what_is_served_promoted_or_evaluated_and_the_newest_are_rebuilt_after_t
     objects = stores.connect(f"file:{tmp_path / 'objects'}")
     generator = np.random.default_rng(1)
     published: list[weights.Version] = []
+    now = time.time()
     for serial in range(9):
         tensors = {"w": generator.integers(0, 9, 64).astype(np.float32)}
         parent = None if serial % 3 == 0 else published[-1]
@@ -146,11 +149,13 @@ def test_what_is_served_promoted_or_evaluated_and_the_newest_are_rebuilt_after_t
         published.append(weights.Version(serial, ref, tensors))
     with told.begin() as connection:
         for one in published:
-            row = {"run_id": "r", "serial": one.serial, "incarnation": 0, "step": one.serial, "published_at": 0.0}
+            row = {"run_id": "r", "serial": one.serial, "incarnation": 0, "step": one.serial, "published_at": now}
             parent = -1 if one.serial % 3 == 0 else one.serial - 1
             connection.execute(insert(Policy).values(row | {"parent": parent, "manifest": one.manifest}))
-        replica = {"run_id": "r", "replica": "i", "pool": "rollout", "serial": 4, "ok": True, "url": "", "pause_s": 0.0}
-        connection.execute(insert(Replica).values(replica | {"applied_at": 0.0, "reason": ""}))
+        replica = {"run_id": "r", "pool": "rollout", "serial": 4, "ok": True, "url": "", "pause_s": 0.0, "reason": ""}
+        connection.execute(insert(Replica).values(replica | {"replica": "i", "applied_at": now}))
+        gone = {"replica": "gone", "serial": 2, "ok": False, "applied_at": 0.0}
+        connection.execute(insert(Replica).values(replica | gone))
         once = {
             "run_id": "r",
             "sequence": 1,
@@ -163,7 +168,8 @@ def test_what_is_served_promoted_or_evaluated_and_the_newest_are_rebuilt_after_t
         connection.execute(insert(Event).values(once))
         asked = EvalRequested(run="r", eval="e", serial=1, pack=REF, pack_hidden=REF)
         objects.put(open_evaluation("r", "e"), msgspec.json.encode(asked))
-        sweep(connection, objects, "r", delete=True, last=1)
+    for _ in sweep(told, objects, "r", patience_s=60.0, delete=True, last=1):
+        pass
     for one in published:
         if one.serial in (0, 1, 3, 4, 5, 6, 7, 8):
             assert weights.rebuild(objects, one.manifest)["w"].tobytes() == one.tensors["w"].tobytes()

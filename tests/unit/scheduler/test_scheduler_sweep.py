@@ -61,9 +61,9 @@ def test_a_dry_run_deletes_nothing_and_a_real_one_what_it_said(engine: Engine, t
     policy = objects.put("runs/r/policies/00000000/manifest.json", b"{}")
     with engine.begin() as connection:
         _put(connection, refs[1])
-        assert [one.key for one in sweep(connection, objects, "r", delete=False)] == keys[:1]
-        assert list(objects.list("runs/r/attempts/")) == keys
-        sweep(connection, objects, "r", delete=True)
+    assert [one.key for one in sweep(engine, objects, "r", patience_s=60.0, delete=False)] == keys[:1]
+    assert list(objects.list("runs/r/attempts/")) == keys
+    assert [one.key for one in sweep(engine, objects, "r", patience_s=60.0, delete=True)] == keys[:1]
     assert list(objects.list("runs/r/")) == [keys[1], policy.key]
 
 

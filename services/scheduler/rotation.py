@@ -1,0 +1,72 @@
+"""Which inference replicas serve a run, and which are gone for good. Pure.
+
+A dead replica says nothing more, and on some clusters its name never comes again. So whatever is kept of one has an end:
+it leaves the rotation, then it is forgotten. Its next word, if it lives after all, brings it back.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+
+from services.scheduler.records import ReplicaState
+
+GONE_S = 600.0  # out of rotation for so long
+# An engine of another pool follows no publication and has nothing to say while nobody asks it for another version. Nothing
+# of it is needed then: what evaluations are of, and what was promoted, stays on its own account.
+MUTE_S = 24 * 3600.0
+
+Policies = Mapping[int, tuple[int, int, float]]  # serial -> (incarnation, step, published at)
+Replicas = Mapping[str, ReplicaState]
+
+
+class _Published:
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._serials = sorted(policies)  # as they came, so already in order; a scan for each replica would not be
+
+    def waits_since(self, replica: ReplicaState) -> float | None:
+        """Since when a version waits for this replica; None: it has the newest. Serials rise and may have gaps: a trainer
+        that dies between a manifest and its announcement leaves one."""
+        following = bisect.bisect_right(self._serials, replica.serial)
+        if following == len(self._serials):
+            return None
+        return max(self._policies[self._serials[following]][2], replica.applied_at)
+
+
+def rotation(replicas: Replicas, policies: Policies, now: float, patience_s: float) -> dict[str, ReplicaState]:
+    """Replicas that serve rollouts. One that has not followed a publication for `patience_s` seconds is out: it is dead or
+    cut off, and requests carry a floor that keeps an older one from serving them."""
+    published = _Published(policies)
+
+    def follows(replica: ReplicaState) -> bool:
+        since = published.waits_since(replica)
+        return since is None or now - since <= patience_s
+
+    serving = ((name, one) for name, one in replicas.items() if one.ok and one.pool == "rollout")
+    return {name: replica for name, replica in serving if follows(replica)}
+
+
+def gone(
+    replicas: Replicas, policies: Policies, now: float, patience_s: float, *, listening_since: float = float("-inf")
+) -> list[str]:
+    """Those to forget. `listening_since`: silence before it says nothing, because nobody listened."""
+    published = _Published(policies)
+
+    def out_since(replica: ReplicaState) -> float | None:
+        if not replica.ok:
+            return replica.applied_at
+        if replica.pool != "rollout":
+            return replica.applied_at + MUTE_S
+        since = published.waits_since(replica)
+        return None if since is None else since + patience_s
+
+    out = ((name, out_since(replica)) for name, replica in replicas.items())
+    return [name for name, since in out if since is not None and now - max(since, listening_since) > GONE_S]
+
+
+def served(replicas: Replicas, policies: Policies, now: float, patience_s: float) -> set[int]:
+    """Versions that somebody serves: the rotation, and engines of other pools that are not gone."""
+    over = set(gone(replicas, policies, now, patience_s))
+    others = {one.serial for name, one in replicas.items() if one.ok and one.pool != "rollout" and name not in over}
+    return others | {one.serial for one in rotation(replicas, policies, now, patience_s).values()}
