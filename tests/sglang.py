@@ -47,6 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
         "routed_scaling_factor": 2.0,
         "rope_parameters": {  # on the CPU SGLang knows DeepSeek's rotary embedding with YaRN alone
             "rope_type": "yarn",

@@ -40,14 +40,18 @@ def inverse_frequencies(rope: Rope, size: int) -> Tensor:
     def dimension(rotations: float) -> float:
         return size * math.log(rope.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), size - 1)
-    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
     return fast / rope.factor * ramp + fast * (1 - ramp)
 
 
 def rotation_amplitude(rope: Rope) -> float:
     """YaRN scales cos and sin; DeepSeek's mscale pair cancels there and acts on the scores instead."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
     if rope.factor <= 1:
         return 1.0
     if rope.mscale and rope.mscale_all_dim:

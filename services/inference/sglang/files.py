@@ -60,19 +60,14 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
 
 
 def _shape(model: ModelConfig) -> dict[str, Any]:
-    """What a config.json may leave out and SGLang assumes otherwise than our reader, for DeepSeek 8 groups of experts."""
+    """What a config.json may leave out and SGLang may assume otherwise than our reader."""
     said: dict[str, Any] = {"rms_norm_eps": model.rms_norm_eps, "num_key_value_heads": model.num_key_value_heads}
-    if (mla := model.mla) is None or (moe := model.moe) is None:
+    if model.mla is None or (moe := model.moe) is None:
         return {**said, "head_dim": model.head_dim}
     return {
         **said,
-        "q_lora_rank": mla.q_lora_rank,
-        "n_group": moe.n_group,
-        "topk_group": moe.topk_group,
         "norm_topk_prob": moe.norm_topk_prob,
         "routed_scaling_factor": moe.routed_scaling_factor,
-        "n_shared_experts": moe.n_shared_experts,
-        "first_k_dense_replace": model.num_hidden_layers - len(model.moe_layers),
         "moe_layer_freq": 1,
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",

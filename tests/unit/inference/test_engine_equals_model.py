@@ -51,6 +51,7 @@ DEEPSEEK = {
     "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+    "max_position_embeddings": 32768,
     "initializer_range": SCALE,
 }
 QWEN3 = {k: v for k, v in QWEN3_MOE.items() if "expert" not in k and "moe" not in k} | {

@@ -45,6 +45,9 @@ DEEPSEEK = {
     "moe_intermediate_size": 768,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 4096,
     "num_nextn_predict_layers": 1,
 }
 

@@ -47,6 +47,9 @@ DEEPSEEK = {
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 4096,
 }
 KINDS = {"dense": DENSE, "moe": MOE, "deepseek": DEEPSEEK}
 
@@ -244,14 +247,13 @@ def test_the_folder_has_positions_for_the_context_and_what_sglang_keeps_free():
 
 
 def test_what_a_configuration_leaves_out_is_read_as_our_model_is_built():
-    """DeepSeek's own defaults are those of one large model: 8 groups of experts, 3 dense layers, a query latent of 1536."""
-    silent = {
-        n: v for n, v in DEEPSEEK.items() if n not in ("q_lora_rank", "n_shared_experts", "first_k_dense_replace")
-    }
-    config = ModelConfig.from_dict(silent)
+    """SGLang has other defaults, and no two libraries the same."""
+    silent = {n: v for n, v in DEEPSEEK.items() if n != "num_key_value_heads"}
+    config = ModelConfig.from_dict({**silent, "q_lora_rank": None, "n_shared_experts": 0, "first_k_dense_replace": 0})
     read = transformers.DeepseekV3Config(**files.engine_config(config, context=64, dtype="bfloat16", fp8=False))
     assert (read.n_group, read.topk_group, read.first_k_dense_replace) == (1, 1, 0)
     assert (read.q_lora_rank, read.n_shared_experts, read.num_key_value_heads) == (None, 0, 4)
+    assert (read.norm_topk_prob, read.routed_scaling_factor, read.rms_norm_eps) == (True, 2.5, 1e-6)
 
 
 def test_a_folder_that_is_there_is_replaced_as_a_whole(tmp_path):

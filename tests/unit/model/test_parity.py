@@ -54,9 +54,15 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+YARN_OF_QWEN = {**YARN, "attention_factor": 1.2, "truncate": False, "beta_fast": 2.0, "beta_slow": 0.3}
 CASES = {
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, QWEN3),
     "qwen3-tied": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {**QWEN3, "tie_word_embeddings": True}),
+    "qwen3-yarn": (
+        transformers.Qwen3Config,
+        transformers.Qwen3ForCausalLM,
+        {**QWEN3, "rope_parameters": YARN_OF_QWEN, "max_position_embeddings": 128},
+    ),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, QWEN3_MOE),
     "qwen3_moe-raw-gates-and-dense-layers": (
         transformers.Qwen3MoeConfig,
@@ -186,7 +192,7 @@ def test_a_config_of_an_unknown_kind_is_refused_by_name():
     with pytest.raises(ValueError, match="use_sliding_window is True"):
         ModelConfig.from_dict({"model_type": "qwen3", **QWEN3, "use_sliding_window": True})
     with pytest.raises(ValueError, match="'hidden_size' is missing"):
-        ModelConfig.from_dict({"model_type": "qwen3", "num_attention_heads": 4})
+        ModelConfig.from_dict({"model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 2})
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_tensor(tmp_path):
