@@ -68,7 +68,8 @@ class RoutingShape:
     @staticmethod
     def of(config: dict[str, Any]) -> RoutingShape | None:
         """From a Hugging Face config.json (qwen3_moe, deepseek_v3); None for a dense model."""
-        experts = int(config.get("num_experts") or config.get("n_routed_experts") or 0)
+        counts = ("num_experts", "num_local_experts", "n_routed_experts")  # the second is what transformers 5 writes
+        experts = int(next((config[name] for name in counts if config.get(name)), 0))
         if experts == 0:
             return None
         layers = int(config["num_hidden_layers"])

@@ -79,6 +79,7 @@ def test_which_layers_have_experts_is_read_from_the_models_configuration() -> No
         "mlp_only_layers": [0],
         "decoder_sparse_step": 1,
     }
+    saved = {**{name: value for name, value in qwen.items() if name != "num_experts"}, "num_local_experts": 300}
     assert RoutingShape.of({"num_hidden_layers": 4}) is None
-    for config, experts in ((deepseek, 8), (qwen, 300)):
+    for config, experts in ((deepseek, 8), (qwen, 300), (saved, 300)):
         assert RoutingShape.of(config) == RoutingShape(layers=4, moe_layers=(1, 2, 3), top_k=2, experts=experts)
