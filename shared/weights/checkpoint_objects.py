@@ -14,11 +14,14 @@ import msgspec
 
 from shared.contracts.run import Ref
 from shared.objects import Objects
+from shared.settings import Told
 from shared.weights.fetching import fetchers
 
 FORMAT = "etude-checkpoint-1"
 MANIFEST = "checkpoint.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+SMALL = (".json", ".jinja", ".txt", ".model")  # configuration, card, tokenizer and chat template
+KEPT = (*SMALL, ".safetensors")
 
 
 class NotACheckpoint(ValueError):
@@ -30,14 +33,28 @@ class CheckpointObjects(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, Ref]
 
 
-def upload_directory(objects: Objects, prefix: str, directory: Path) -> Ref:
-    """Uploads every file below `directory`; returns the manifest's reference. Hidden files are left out."""
-    paths = sorted(p for p in directory.rglob("*") if p.is_file() and not p.name.startswith("."))
-    names = {p.relative_to(directory).as_posix(): p for p in paths}
-    if "config.json" not in names:
+class NotUploaded(Told, OSError):
+    """A file could not be read or stored; the text says which and why."""
+
+
+def upload_directory(objects: Objects, prefix: str, directory: Path, *, weights: bool = True) -> Ref:
+    """Uploads what services read of a checkpoint; returns the manifest's reference. That is the files of KEPT's kinds in
+    `directory` itself, not what else a training leaves there: earlier checkpoints, optimiser states, hidden files. Without
+    `weights` those of SMALL. Raises NotACheckpoint, NotUploaded."""
+    kinds = KEPT if weights else SMALL
+    paths = sorted(p for p in directory.glob("*") if p.suffix in kinds and p.name[0] != "." and p.is_file())
+    if not any(path.name == "config.json" for path in paths):
         raise NotACheckpoint(f"{directory}: no config.json; expected a Hugging Face checkpoint directory")
-    files = {name: objects.put_file(f"{prefix}/{name}", path) for name, path in names.items()}
-    return objects.put(f"{prefix}/{MANIFEST}", msgspec.json.encode(CheckpointObjects(files=files)))
+    files: dict[str, Ref] = {}
+    key = ""
+    try:
+        for path in paths:
+            key = f"{prefix}/{path.name}"
+            files[path.name] = objects.put_file(key, path)
+        key = f"{prefix}/{MANIFEST}"
+        return objects.put(key, msgspec.json.encode(CheckpointObjects(files=files)))
+    except OSError as error:
+        raise NotUploaded(f"{directory}: {key} cannot be stored: {error.strerror or error}") from error
 
 
 def read_checkpoint(objects: Objects, ref: Ref) -> CheckpointObjects:
