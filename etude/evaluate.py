@@ -31,7 +31,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, Retry
-from shared.formats.registry import CARD, FORMATS, load_format
+from shared.formats.registry import FORMATS, load_format
 from shared.output import require_writable, write_whole
 from shared.problems.pack import file_name
 from shared.settings import Told
@@ -82,15 +82,14 @@ def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
 
 
 def require_servable(checkpoint: Path) -> None:
-    """An engine can serve it and the agent knows its chat format: by names, shapes and the tokenizer alone, before anything
-    starts. Raises DemoError, NotExchanged."""
+    """An engine can serve it and the agent knows its chat format: by config.json, the tensors and the tokenizer, before
+    anything starts. Raises DemoError, NotExchanged."""
     checked = exchange.check(checkpoint)
     try:
         chat = load_format(checkpoint)
     except Exception as error:  # the tokenizers package raises nothing narrower
-        found = f"{CARD} has no {error}" if isinstance(error, KeyError) else error
         raise DemoError(
-            f"--checkpoint {checkpoint}: its chat format cannot be read: {found}; allowed: {', '.join(sorted(FORMATS))}. "
+            f"--checkpoint {checkpoint}: its chat format cannot be read: {error}; allowed: {', '.join(sorted(FORMATS))}. "
             f"One that speaks it: `etude import {checkpoint} --name NAME --format FORMAT`, then `etude export checkpoints/NAME "
             "--out DIR`, and measure DIR"
         ) from None
@@ -141,9 +140,8 @@ async def measure(
         from etude.demo.options import DemoOptions
 
         refs = upload_pack(objects, pack, split)
-        config = configure(
-            run, DemoOptions(retry=retry), upload_directory(objects, f"runs/{run}/base", checkpoint), refs, refs
-        )
+        base = upload_directory(objects, f"runs/{run}/base", checkpoint, weights=False)  # the engines read the folder
+        config = configure(run, DemoOptions(retry=retry), base, refs, refs)
         bus = buses.connect(own["ETUDE_BUS"], client="etude-eval")
         try:
             supervisor.start(services(checkpoint, own))

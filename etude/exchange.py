@@ -24,12 +24,14 @@ import xxhash
 
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref, RunConfig
+from shared.formats import card as cards
 from shared.formats.registry import CARD, FORMATS, load_format
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.settings import Told
 from shared.weights import WeightsError, highest_serial, read_manifest, rebuild
 from shared.weights.checkpoint_objects import (
     MANIFEST,
+    SMALL,
     NotACheckpoint,
     download_directory,
     read_checkpoint,
@@ -39,12 +41,6 @@ from shared.weights.directory import write_tensors
 
 STORED = "checkpoints"  # where imported ones lie in the object store
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-SMALL = (
-    ".json",
-    ".jinja",
-    ".txt",
-    ".model",
-)  # of a checkpoint, besides its weights; indices of shards are written anew
 PAD, EOS = "<pad>", "<eos>"
 
 
@@ -136,6 +132,7 @@ def _base_files(objects: Objects, base: Ref, folder: Path) -> None:
 
 
 def _copy_small(source: Path, target: Path) -> None:
+    """Indices of shards are written anew."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in SMALL and not path.name.endswith(".index.json") and path.name[0] != ".":
             shutil.copyfile(path, target / path.name)
@@ -202,15 +199,15 @@ class Checked:
 
 
 def check(directory: Path) -> Checked:
-    """Whether the files hold what their config.json asks for, by names and shapes alone, and its card fits: nothing large is
-    read or made. Raises NotExchanged."""
-    from shared.model.checkpoint import expected_shapes, tensor_shapes
+    """Whether the files hold what their config.json asks for, in dtypes that are read and with numbers alone, and its card fits.
+    No model is made: every tensor is looked at by itself, and only once all else is right. Raises NotExchanged."""
+    from shared.model.checkpoint import READ, expected_shapes, not_finite, stored_tensors
     from shared.model.config import ModelConfig, UnknownModel
 
     try:
         config = ModelConfig.load(directory)
         context_of(_read_card(directory), config.max_position_embeddings)
-        wanted, found = expected_shapes(config), tensor_shapes(directory)
+        wanted, found = expected_shapes(config), stored_tensors(directory)
     except UnknownModel as error:
         raise NotExchanged(f"{directory}: {error}") from None
     mtp = tuple(f"model.layers.{config.num_hidden_layers + i}." for i in range(config.num_mtp_layers))
@@ -222,26 +219,37 @@ def check(directory: Path) -> Checked:
     spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
     strange = sorted(n for n in found.keys() - wanted.keys() - spare if not n.endswith("rotary_emb.inv_freq"))
     missing = sorted(wanted.keys() - found.keys())
-    wrong = sorted(name for name in wanted.keys() & found.keys() if wanted[name] != found[name])
+    wrong = sorted(name for name in wanted.keys() & found.keys() if wanted[name] != found[name].shape)
+    unread = sorted(name for name in wanted.keys() & found.keys() if found[name].dtype not in READ.values())
     kind = f"{directory}: not a whole {config.model_type}"
     if missing:
         raise NotExchanged(f"{kind}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     if wrong:
         raise NotExchanged(
             f"{kind}: {len(wrong)} tensors have another shape than config.json asks for, the first is {wrong[0]!r}: "
-            f"{found[wrong[0]]}, asked for {wanted[wrong[0]]}"
+            f"{found[wrong[0]].shape}, asked for {wanted[wrong[0]]}"
         )
     if strange:
         raise NotExchanged(
             f"{kind}: {len(strange)} tensors that this architecture does not have, the first is {strange[0]!r}; merge adapters "
             "and undo quantisation before"
         )
+    if unread:
+        raise NotExchanged(
+            f"{directory}: {len(unread)} tensors are of a dtype that is not read, the first is {unread[0]!r}: "
+            f"{found[unread[0]].dtype}; allowed: {', '.join(READ.values())}"
+        )
+    try:
+        bad = not_finite(directory, wanted)
+    except UnknownModel as error:
+        raise NotExchanged(f"{directory}: {error}") from None
+    if bad:
+        raise NotExchanged(f"{directory}: {len(bad)} tensors are not finite in bf16, the first is {bad[0]!r}")
     return Checked(config.vocab_size, config.max_position_embeddings, notes)
 
 
 def _normalised(directory: Path, folder: Path) -> int:
-    """Writes config.json and the weights in bf16 into `folder`. Returns the number of parameters. Raises NotExchanged where
-    a number is none."""
+    """Writes config.json and the weights in bf16 into `folder`. Returns the number of parameters."""
     import torch
 
     from shared.model import load_checkpoint, published_tensors, save_checkpoint
@@ -249,11 +257,8 @@ def _normalised(directory: Path, folder: Path) -> int:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # of what the files do not have: the same files are the same checkpoint
         model = load_checkpoint(directory, torch.bfloat16)
-    tensors = published_tensors(model)
-    if bad := [key for key, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
-        raise NotExchanged(f"{directory}: {len(bad)} tensors are not finite in bf16, the first is {bad[0]!r}")
     save_checkpoint(model, folder, torch.bfloat16)
-    return sum(tensor.numel() for tensor in tensors.values())
+    return sum(tensor.numel() for tensor in published_tensors(model).values())
 
 
 def _card(folder: Path, chat: str, context: int, positions: int) -> None:
@@ -268,16 +273,18 @@ def _card(folder: Path, chat: str, context: int, positions: int) -> None:
         raise NotExchanged(
             f"{found}; allowed: {', '.join(sorted(FORMATS))}; where it speaks one of them: --format NAME"
         )
-    holds = context_of({**card, "context": context or card.get("context")}, positions)
+    holds = context_of({**card, "context": context} if context else card, positions)
     _write_json(folder / CARD, {**card, "format": named, "context": holds})
 
 
 def context_of(card: dict[str, Any], positions: int) -> int:
     """Tokens of a context: those that the card says, else as many as the model has positions. Raises NotExchanged."""
-    holds = card.get("context") or positions
-    if isinstance(holds, bool) or not (isinstance(holds, int) and 0 < holds <= positions):
-        raise NotExchanged(f"context: found {holds!r}; allowed: 1 to max_position_embeddings, {positions}")
-    return holds
+    from shared.formats.compact import SMALLEST_CONTEXT
+
+    try:
+        return cards.context_of(card, SMALLEST_CONTEXT, positions) or positions
+    except cards.BadCard as error:
+        raise NotExchanged(str(error)) from None
 
 
 def _check_format(folder: Path, vocabulary: int) -> None:

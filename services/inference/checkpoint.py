@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.formats import card as cards
 from shared.model.config import UnknownModel
 
 
@@ -13,8 +14,8 @@ def context_of(directory: Path) -> int:
     """`context` of etude.json, 0 where there is none. Raises UnknownModel."""
     card = directory / "etude.json"
     try:
-        return int(msgspec.json.decode(card.read_bytes()).get("context", 0))
+        return cards.context_of(msgspec.json.decode(card.read_bytes(), type=dict)) or 0
     except FileNotFoundError:
         return 0
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError) as error:
-        raise UnknownModel(f"{card}: found no `context` that is a number ({error})") from None
+    except (msgspec.DecodeError, cards.BadCard, OSError) as error:
+        raise UnknownModel(f"{card}: {error}") from None

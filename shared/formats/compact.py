@@ -22,6 +22,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from shared.formats import Action, Observation, Tool
+from shared.formats.card import BadCard, context_of
 from shared.formats.edits import indentation
 from shared.problems import Problem, values
 
@@ -29,6 +30,7 @@ NAME = "compact-1"
 MAX_LINES, MAX_CASES, MAX_INDENT, INDENT = 48, 8, 8, 4
 MAX_ARGS, MAX_EXPECTED, MAX_GOT = 64, 32, 16  # tokens of a shown value before <cut>
 MIN_ROOM = 32  # tokens that a prompt leaves for the attempt: an edit of 20, <test>, its answer, <submit>, and some air
+SMALLEST_CONTEXT = MIN_ROOM + 1  # with less no prompt at all would fit
 
 CONTROL = (
     "<pad>", "<task>", "<tests>", "<t>", "<got>", "<edit>", "<undo>", "<test>", "<submit>", "<sum>", "<done>", "<obs>",
@@ -88,7 +90,13 @@ class Compact:
         card = json.loads(path.read_text())
         if card.get("format") != NAME:
             raise FormatError(f"{path}: format {card.get('format')!r}; this reader knows {NAME!r}")
-        return cls(checkpoint / "tokenizer.json", int(card["context"]))
+        try:
+            context = context_of(card, SMALLEST_CONTEXT)
+        except BadCard as error:
+            raise FormatError(f"{path}: {error}") from None
+        if context is None:
+            raise FormatError(f"{path} has no 'context'; allowed: a whole number from {SMALLEST_CONTEXT}")
+        return cls(checkpoint / "tokenizer.json", context)
 
     # Writing
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -127,17 +128,41 @@ def narrowed(model: Transformer, dtype: torch.dtype) -> Transformer:
     return model
 
 
-def tensor_shapes(directory: Path | str) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors in a checkpoint's files, by name; no tensor is read. Raises UnknownModel."""
-    shapes: dict[str, tuple[int, ...]] = {}
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it lies in a file."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors spells it: READ's values, F64, I32 and others
+
+
+def stored_tensors(directory: Path | str) -> dict[str, Stored]:
+    """All tensors in a checkpoint's files, by name; none is read. Raises UnknownModel."""
+    stored: dict[str, Stored] = {}
     for path in _files(Path(directory)):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
+                    found = file.get_slice(name)
+                    stored[name] = Stored(tuple(found.get_shape()), found.get_dtype())
         except (SafetensorError, OSError) as error:
             raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
-    return shapes
+    return stored
+
+
+def not_finite(directory: Path | str, names: Container[str]) -> list[str]:
+    """Those of `names` whose tensors in a checkpoint's files hold a number that is none in bf16. All are read, one at a time.
+    Raises UnknownModel."""
+    bad: list[str] = []
+    for path in _files(Path(directory)):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                    if name in names and not bool(torch.isfinite(file.get_tensor(name).to(torch.bfloat16)).all()):
+                        bad.append(name)
+        except (SafetensorError, OSError) as error:
+            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+    return sorted(bad)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -151,14 +176,15 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _files(directory: Path) -> list[Path]:
+    """Where there are both, the single file, as transformers takes it: the index is of shards that were there before."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
     if index.exists():
         try:
             return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnknownModel(f"{index}: no index of a checkpoint's files ({type(error).__name__}: {error})") from None
-    if single.exists():
-        return [single]
     raise UnknownModel(f"{directory}: found neither {single.name} nor {index.name}")
 
 

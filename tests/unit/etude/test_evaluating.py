@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from etude import evaluate, status
 from etude.demo.prepare import BASE, DemoError
 from etude.evaluate import Split, require_servable, temporary_state
 from etude.exchange import NotExchanged
 
+NORM = "model.layers.2.input_layernorm.weight"
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512}
 
 
@@ -30,6 +34,12 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def spoil(checkpoint: Path, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, NORM: how(tensors[NORM])}, path, metadata={"format": "pt"})
 
 
 def platform_that_ends_with(error: BaseException | None) -> None:
@@ -66,6 +76,7 @@ def test_a_foreign_checkpoint_is_refused_before_a_service_starts(
         (None, r"no etude\.json.*allowed: compact-1.*etude import"),
         ({"format": "chatml", "context": 512}, r"'chatml'; known: compact-1"),
         ({"format": "compact-1"}, r"etude\.json has no 'context'"),
+        ({"format": "compact-1", "context": None}, r"etude\.json has no 'context'; allowed: a whole number from 33"),
     ],
 )
 def test_a_checkpoint_whose_chat_format_nobody_knows_is_refused(
@@ -104,11 +115,37 @@ def test_what_ended_well_or_by_ctrl_c_leaves_nothing(scratch: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize("context", [-5, 100_000, True, "512"])
+@pytest.mark.parametrize("context", [-5, 0, 20, 32, 100_000, True, "512", 512.0])
 def test_a_context_that_the_model_does_not_have_is_refused(checkpoint: Path, context: object) -> None:
     card = json.loads((checkpoint / "etude.json").read_text())
     (checkpoint / "etude.json").write_text(json.dumps({**card, "context": context}))
-    with pytest.raises(NotExchanged, match=f"context: found {context!r}; allowed: 1 to max_position_embeddings"):
+    with pytest.raises(
+        NotExchanged, match=rf"context: found {context!r}; allowed: 33 to 512 \(max_position_embeddings\)"
+    ):
+        require_servable(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spelt"), [(torch.float64, "F64"), (torch.int32, "I32"), (torch.float8_e4m3fn, "F8_E4M3")]
+)
+def test_a_tensor_of_a_dtype_that_no_engine_reads_is_refused(checkpoint: Path, dtype: torch.dtype, spelt: str) -> None:
+    spoil(checkpoint, lambda norm: norm.to(dtype))
+    with pytest.raises(NotExchanged, match=rf"1 tensors .* the first is '{NORM}': {spelt}; allowed: BF16, F16, F32"):
+        require_servable(checkpoint)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused_with_its_tensor(checkpoint: Path, number: float) -> None:
+    spoil(checkpoint, lambda norm: norm.index_fill(0, torch.tensor([3]), number))
+    with pytest.raises(NotExchanged, match=f"1 tensors are not finite in bf16, the first is '{NORM}'"):
+        require_servable(checkpoint)
+
+
+@pytest.mark.parametrize("eps", [None, "1e-6", 0, -1e-6, float("nan")])
+def test_a_norm_without_a_small_number_above_0_is_refused(checkpoint: Path, eps: object) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "rms_norm_eps": eps}))
+    with pytest.raises(NotExchanged, match=f"rms_norm_eps is {eps!r}; allowed: a number above 0"):
         require_servable(checkpoint)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -85,6 +86,7 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes(directory: Path) 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}'])
 def test_an_index_that_is_none_and_a_file_that_is_not_there_are_told(directory: Path, index: str) -> None:
+    (directory / "model.safetensors").unlink()
     path = directory / "model.safetensors.index.json"
     path.write_text(index)
     with pytest.raises(UnknownModel, match="no index of a checkpoint's files"):
@@ -92,6 +94,16 @@ def test_an_index_that_is_none_and_a_file_that_is_not_there_are_told(directory: 
     path.write_text(json.dumps({"weight_map": {NAME: "gone.safetensors"}}))
     with pytest.raises(UnknownModel, match=r"gone\.safetensors"):
         load_checkpoint(directory)
+
+
+def test_a_single_file_goes_before_an_index_of_shards_as_in_transformers(directory: Path) -> None:
+    theirs = {name: tensor + 1 for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(theirs, directory / "old-00001.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": dict.fromkeys(theirs, "old-00001.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    norm = transformers.Qwen3MoeForCausalLM.from_pretrained(directory).model.norm.weight
+    assert torch.equal(norm, load_file(directory / "model.safetensors")["model.norm.weight"])
+    assert torch.equal(load_checkpoint(directory).norm.weight, norm.float())
 
 
 def test_a_file_that_was_cut_short_is_told(directory: Path) -> None:
