@@ -55,7 +55,7 @@ from shared.contracts.words import Words
 from shared.model import load_checkpoint
 from shared.model.config import UnknownModel
 from shared.objects import ObjectMissing, Objects
-from shared.settings import Told
+from shared.settings import BadSettings
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
 from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
@@ -168,7 +168,7 @@ class WeightsAgent:
             try:
                 await self._start_engine(self.settings.checkpoint)
             except UnknownModel as error:  # nothing else is to be served here
-                raise Told(f"setting checkpoint: {error}") from None
+                raise BadSettings(f"setting checkpoint: {error}") from None
             await self._serve(0.0)
         else:
             self.health.wait_on(self._first)

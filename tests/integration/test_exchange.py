@@ -204,9 +204,12 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "more layers": (edited(num_hidden_layers=4), r"tensors are missing, the first is"),
     "wider": (edited(hidden_size=64), r"another shape than config.json asks for, the first is .*: \(.*\), asked for \("),
     "impossible": (edited(num_experts_per_tok=9), r"num_experts_per_tok is 9; allowed: 1..4"),
-    "contradicts itself": (edited(hidden_size=-4), r"config.json describes no model|shape"),
+    "no size": (edited(hidden_size=-4), r"hidden_size is -4; allowed: a whole number, 1 to"),
+    "too large a size": (edited(hidden_size=2**31 - 1, vocab_size=2**31 - 1), r"config.json describes no model|shape"),
+    "a number as text": (edited(num_hidden_layers="2"), r"num_hidden_layers is '2'; allowed: a whole number"),
     "a missing tensor": (retensored(lambda t: t.pop(GATE)), rf"1 tensors are missing, the first is '{GATE}'"),
     "another shape": (retensored(lambda t: t.update({NORM: torch.ones(7)})), rf"'{NORM}': \(7,\), asked for \(32,\)"),
+    "another dtype": (retensored(lambda t: t.update({NORM: t[NORM].double()})), rf"'{NORM}': F64; allowed: BF16, F16, F32"),
     "an adapter": (retensored(lambda t: t.update({"lora_A": torch.ones(1)})), r"does not have, the first is 'lora_A'"),
     "not finite": (retensored(lambda t: t[NORM].fill_(float("nan"))), rf"not finite in bf16, the first is '{NORM}'"),
     "half a file": (truncated, r"not a readable safetensors file"),
@@ -217,6 +220,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown format": (lambda d: (d / "etude.json").write_text('{"format": "x"}'), r"chat format 'x'; allowed: compact-1"),
     "a card that is none": (lambda d: (d / "etude.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a long context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 999}'), r"found 999"),
+    "no context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 0}'), r"found 0; allowed: 33"),
     "less than no context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": -5}'), r"found -5"),
     "a configuration that is none": (lambda d: (d / "config.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a configuration of no text": (lambda d: (d / "config.json").write_bytes(b"\xff"), r"not JSON"),
@@ -232,6 +236,15 @@ def test_what_a_run_could_not_start_from_is_refused_by_name_and_nothing_is_store
     with pytest.raises(NotExchanged, match=says):
         exchange.import_directory(objects, checkpoint)
     assert list(objects.list("checkpoints/")) == []
+
+
+def test_a_card_that_names_no_context_gets_as_many_tokens_as_there_are_positions(
+    checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
+) -> None:
+    (checkpoint / "etude.json").write_text('{"format": "compact-1", "context": null}')
+    exchange.import_directory(objects, checkpoint, name="mine")
+    out = exchange.export_stored(objects, "mine", tmp_path / "out")
+    assert load_format(out).context == 256
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(
