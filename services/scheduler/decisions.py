@@ -198,6 +198,14 @@ def drop(ws: WorkingSet, group: Group, reason: str, now: float) -> None:
     ws.release(group)
 
 
+def abandon(ws: WorkingSet, group: Group, reason: str, now: float) -> None:
+    """Drops it and tells whoever works on it."""
+    for attempt in group.attempts:
+        if attempt.state not in ENDS:
+            ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
+    drop(ws, group, reason, now)
+
+
 def _forget(ws: WorkingSet, group: Group) -> None:
     ws.open.pop(group.id, None)
     for attempt in group.attempts:
@@ -262,10 +270,7 @@ def _drop_hopeless(ws: WorkingSet, now: float) -> None:
     for group in list(ws.open.values()):
         standing = [ws.position(a.standing) for a in group.attempts if a.state not in ENDS]
         if standing and min(standing) < bound:
-            for attempt in group.attempts:
-                if attempt.state not in ENDS:
-                    ws.say(t.ATTEMPTS_CANCEL, attempt.id, _cancel(ws, attempt, "drop"))
-            drop(ws, group, f"sampled on a branch that step {ws.lineage.start} cut off, and too old since", now)
+            abandon(ws, group, f"sampled on a branch that step {ws.lineage.start} cut off, and too old since", now)
 
 
 # The run

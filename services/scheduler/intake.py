@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from services.scheduler import life
+from services.scheduler.decisions import abandon
 from services.scheduler.quota import QUOTA_EXCEEDED
 from services.scheduler.records import Attempt, ReplicaState
 from services.scheduler.working_set import FORGOTTEN, WorkingSet
@@ -185,15 +186,20 @@ def admit(ws: WorkingSet, message: m.ProblemAdmitted, now: float) -> None:
 
 
 def quarantine(ws: WorkingSet, message: m.GroupQuarantined, now: float) -> None:
-    """The trainer cannot train this group. Its problem, untrained, may return."""
-    group = ws.waiting.pop(message.group, None)
+    """The trainer cannot train this group. Its problem, untrained, may return: not on the word of a trainer whose heir was
+    told of the group meanwhile. It may train it, and says itself if it cannot."""
+    group = ws.waiting.get(message.group)
     if group is None:
         return  # known already, or trained meanwhile by a lineage that survives
+    if 0 <= message.incarnation < (group.announced or 0):
+        ignored = f"announced to incarnation {group.announced}"
+        return ws.event(now, "group.quarantined", group.id, message.incarnation, ignored=ignored)
+    del ws.waiting[group.id]
     group.enter(GroupState.quarantined)
     group.reason = message.reason[:2000]
     ws.touch(group)
     ws.release(group)
-    ws.event(now, "group.quarantined", group.id, reason=group.reason)
+    ws.event(now, "group.quarantined", group.id, max(0, message.incarnation), reason=group.reason)
 
 
 # The trainer's facts
@@ -247,8 +253,12 @@ def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
         if name not in ws.announced:
             continue
         ws.trained.add(name)
-        ws.catalogue.take(ws.announced[name])  # trained is trained, even if the ledger had given the group up
         group = ws.waiting.pop(name, None)
+        problem = ws.announced[name]
+        for other in [g for g in (*ws.open.values(), *ws.waiting.values()) if g.problem == problem]:
+            if other.id not in message.groups:
+                abandon(ws, other, f"its problem was trained meanwhile, by {name}", now)
+        ws.catalogue.take(problem)  # trained is trained, even if the ledger had given the group up
         if group and group.versions and ws.config:
             age = message.step - 1 - min(ws.position(version) for version in group.versions)
             if age > ws.config.schedule.max_staleness:

@@ -111,6 +111,9 @@ def _load_groups(connection: Connection, ws: WorkingSet) -> None:
             ready.append(group)
         if group.state is GroupState.open:
             ws.open[group.id] = group
+    for name in ws.trained:  # last: a later group of a problem, dropped for that, gives nothing back
+        if name in ws.announced:
+            ws.catalogue.take(ws.announced[name])
     for group in sorted(ready, key=lambda g: g.sequence or 0):
         category, cell = ws.catalogue.kind(group.problem)
         ws.hardness.observe(

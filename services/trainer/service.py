@@ -31,7 +31,6 @@ from shared.contracts.messages import Alert, GroupQuarantined, GroupReady, RunCo
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import (
     ALERTS,
-    GROUPS_QUARANTINED,
     GROUPS_READY,
     POLICIES_PUBLISHED,
     RUNS_CONTROL,
@@ -240,7 +239,7 @@ class Service:
         model, config = training.engine.model.config, training.config.train
         self.hand = hand = Hand(
             lambda ready: samples.load(self.objects, ready, model, config),
-            self._untrainable,
+            lambda ready, reason: self._announce([training.set_aside(ready.group, reason)]),
             fetches=self.settings.trainer_fetches,
         )
         early = self.early.pop(run, OrderedDict())
@@ -307,12 +306,6 @@ class Service:
         if training.has_uncheckpointed_steps:
             with span("checkpoint"):
                 await self._in_thread(training.checkpoint)
-
-    async def _untrainable(self, ready: GroupReady, reason: str) -> None:
-        if self.training is not None and self.training.run == ready.run:
-            self.training.quarantined.add(ready.group)
-        message = GroupQuarantined(run=ready.run, group=ready.group, reason=reason)
-        await self._announce([(GROUPS_QUARANTINED, message)])
 
     async def _announce(self, messages: list[Announcement]) -> None:
         """Durable when it returns. A bus that is away is waited for: to die of it would cost the steps since the last

@@ -46,6 +46,7 @@ from shared.telemetry_spans import span
 from shared.weights.checkpoint_objects import download_directory
 
 Announcement = tuple[Topic, msgspec.Struct]
+LONGEST_REASON = 2000  # characters; what the ledger keeps of one
 MEASURE_REPLAY_EVERY = 20  # steps between measurements of the mismatch without router replay: one extra forward
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between tries to reach an object store that is away
@@ -253,10 +254,16 @@ class TrainingRun:
         )
         return result
 
+    def set_aside(self, group: str, reason: str) -> Announcement:
+        """The group is not trained. `reason` may quote what others wrote: it is cut, so that the message fits the bus."""
+        self.quarantined.add(group)
+        word = GroupQuarantined(
+            run=self.run, group=group, reason=reason[:LONGEST_REASON], incarnation=self.mine.incarnation
+        )
+        return GROUPS_QUARANTINED, word
+
     def _quarantine(self, result: Advance, sample: Sample, reason: str) -> None:
-        self.quarantined.add(sample.ready.group)
-        message = GroupQuarantined(run=self.run, group=sample.ready.group, reason=reason)
-        result.others.append((GROUPS_QUARANTINED, message))
+        result.others.append(self.set_aside(sample.ready.group, reason))
 
     def _refuse(self, result: Advance, samples: Sequence[Sample]) -> None:
         """A gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""

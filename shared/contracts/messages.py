@@ -180,8 +180,11 @@ class GroupReady(_Message, frozen=True, kw_only=True):
 
 
 class GroupQuarantined(_Message, frozen=True, kw_only=True):
+    """`incarnation`: the trainer whose word it is. It says nothing about a group that was announced to a later one since."""
+
     group: str
     reason: str
+    incarnation: NumberOrNone = -1  # -1: not said
 
 
 class IncarnationStarted(_Message, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ troubles = st.builds(
     worker_dies=st.sampled_from([0.0, 0.02, 0.08]),
     grading_fails=st.sampled_from([0.0, 0.05]),
     trainer_dies=st.sampled_from([0.0, 0.02, 0.05]),
+    quarantines=st.sampled_from([0.0, 0.05]),
     scheduler_dies=chance,
 )
 
@@ -144,6 +145,65 @@ def test_a_fork_announces_again_what_it_freed_and_what_waits_in_the_ledgers_orde
     world.run_until("finished")
     assert_sound(world, staleness=4)
     assert world.step == 12
+
+
+def test_a_problem_is_never_trained_twice_when_a_dead_trainers_quarantine_comes_after_its_heir_was_told(
+    engine: Engine,
+) -> None:
+    world = World(engine, config(), problems=12)
+    world.start()
+    while len(world.groups) < 3:
+        world.now += 1
+        world.schedule()
+        world.work()
+    group = min(world.groups)
+    world.quarantine(group)
+    world.begin_incarnation()
+    while group not in world.groups:  # announced again, to the heir
+        world.schedule()
+    world.run_until("finished")
+    assert group in world.trained
+    assert_sound(world)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_was_drawn_again_ends_when_a_surviving_step_trains_the_problem_after_all(
+    engine: Engine, ready: bool
+) -> None:
+    world = World(engine, config(), problems=4)
+    world.start()
+    while len(world.groups) < 3:
+        world.now += 1
+        world.schedule()
+        world.work()
+    first = min(world.groups.values(), key=lambda ready: ready.sequence)
+    # Of a release that did not say whose word it is: the trainer that lives trains it all the same.
+    world.send(t.GROUPS_QUARANTINED, m.GroupQuarantined(run=RUN, group=first.group, reason="not finite"))
+
+    def drawn_again() -> list[str]:
+        ws = world.desk.sets[RUN]
+        groups = (ws.waiting if ready else ws.open).values()
+        return [group.id for group in groups if group.problem == first.problem and group.id != first.group]
+
+    while not drawn_again():
+        world.now += 1
+        world.schedule()
+        if ready:
+            world.work()
+    (second,) = drawn_again()
+    world.groups.pop(second, None)
+    world.train()
+    assert first.group in world.trained
+    while world.inbox:
+        world.schedule()
+    assert not drawn_again()
+    world.restart()
+    world.run_until("finished")
+    problems = [one.message.problem for one in world.published if isinstance(one.message, m.GroupReady)]
+    assert problems.count(first.problem) <= 2  # nor a third time
+    assert audit(engine, RUN, max_staleness=None).number("trained_twice") == 0
+    reasons = {event.subject: event.data["reason"] for event in events(engine) if event.kind == "group.dropped"}
+    assert reasons[second] == f"its problem was trained meanwhile, by {first.group}"
 
 
 def test_what_a_fork_made_too_old_is_given_up_with_a_reason_and_never_trained(engine: Engine) -> None:

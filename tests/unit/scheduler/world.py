@@ -41,6 +41,7 @@ class Trouble:
     worker_dies: float = 0.0
     grading_fails: float = 0.0
     trainer_dies: float = 0.0
+    quarantines: float = 0.0  # the trainer sets a group aside; its word is overtaken by others
     scheduler_dies: float = 0.0  # before its commit, or after it and before the relay
 
 
@@ -258,6 +259,7 @@ class World:
         self.incarnation += 1
         self.step, self.trained = self.saved[0], dict(self.saved[1])
         self.steps_of = {s: p for s, p in self.steps_of.items() if p <= self.step}
+        self.aside: set[str] = set()  # what it cannot train
         self.groups.clear()  # it reads what is announced to it
         self.send(
             t.STEPS_COMMITTED,
@@ -283,7 +285,10 @@ class World:
         if self.random.random() < self.trouble.trainer_dies:
             self.begin_incarnation()
             return
-        waiting = sorted((g for g in self.groups.values() if g.group not in self.trained), key=lambda g: g.sequence)
+        if self.groups and self.random.random() < self.trouble.quarantines:
+            self.quarantine(self.random.choice(sorted(self.groups.keys() - self.trained.keys()) or [""]))
+        done = self.trained.keys() | self.aside
+        waiting = sorted((g for g in self.groups.values() if g.group not in done), key=lambda g: g.sequence)
         size = self.run_config.schedule.groups_per_step
         if len(waiting) < size:
             return
@@ -306,6 +311,13 @@ class World:
         )
         if self.step % self.checkpoint_every == 0:
             self.saved = (self.step, dict(self.trained))
+
+    def quarantine(self, group: str) -> None:
+        if group and group not in self.aside:
+            self.aside.add(group)
+            word = m.GroupQuarantined(run=RUN, group=group, reason="not finite", incarnation=self.incarnation)
+            self.offsets += 1
+            self.delayed.append(Sent(t.GROUPS_QUARANTINED, word, self.offsets))
 
     def age(self, version: int) -> int:
         """Of a token on this lineage, for the step in hand; dead versions are the audit's to judge."""

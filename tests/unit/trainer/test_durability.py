@@ -320,14 +320,15 @@ def test_a_gradient_that_is_not_finite_sets_its_groups_aside_and_is_an_alert_at_
     assert alert.name in PAUSE_ON
 
 
-def test_tokens_from_the_future_are_quarantined(opened: Open) -> None:
+def test_tokens_from_the_future_are_quarantined_by_the_trainer_that_lives(opened: Open) -> None:
+    opened()
     training = opened()
     result = training.advance([fetch(training.objects, 0), fetch(training.objects, 1, version=7)])
     assert result.committed is not None
     assert list(result.committed.groups) == ["g-0"]
     (message,) = (m for _, m in result.others)
     assert isinstance(message, GroupQuarantined)
-    assert (message.group, "7" in message.reason) == ("g-1", True)
+    assert (message.group, message.incarnation, "7" in message.reason) == ("g-1", 1, True)
     assert training.knows("g-1")
 
 
