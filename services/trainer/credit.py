@@ -11,9 +11,9 @@ r is the attempt's reward, c_t how many later turns still changed the files. How
 that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
 All turns that answer the task alone answer one and the same prompt: their mean is the value of that state. Those are the
 first turns and, where retries are fresh, nearly all others; second tries in a conversation, which succeed less often, are
-compared with each other. A group in which no attempt earned anything teaches its faults alone; such groups
-also take the longest to compute, so that only `credit.failed_share` of them do, and the others are left out (all advantages
-0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+compared with each other. A group in which no attempt earned anything teaches its faults, and what its reward takes from
+failed attempts too (`apply = all`), alone; such groups also take the longest to compute, so that only `credit.failed_share`
+of them do, and the others are left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def assign(
         ]
     if max(rewards) <= 0 and lot >= credit.failed_share:
         return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
-    earned = rewards if max(rewards) > 0 else [0.0] * len(rewards)
-    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, earned, strict=True)]
+    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
     beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
     seen: dict[str, list[float]] = {}
     for turns, began in zip(returns, beginnings, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -93,6 +94,13 @@ def test_of_the_groups_in_which_nothing_was_earned_a_share_teaches_its_faults() 
     )
     assert broke < 0 < edited
     assert gave_up < 0
+
+
+def test_what_the_reward_takes_from_attempts_that_failed_reaches_their_turns() -> None:
+    """`apply = all` of the length penalty and of behaviour terms."""
+    rewards = [-0.05, -0.4, -0.1, -0.2]
+    found = credit.assign([attempt(EDIT) for _ in rewards], rewards, TURN, lot=0.0)
+    assert [per_turn(row)[0] for (row,) in found] == pytest.approx(advantages(rewards).tolist())
 
 
 @given(st.lists(st.tuples(turns_drawn, st.floats(-1, 1)), min_size=2, max_size=5))
