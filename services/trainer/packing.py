@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ def _token_key(s: TrainSequence) -> tuple[int, bytes]:
     return s.group, np.asarray(s.tokens_T[: s.context], np.int64).tobytes()
 
 
-def _routing_key(s: TrainSequence, replay: bool) -> bytes | None:
+def _routing_key(s: TrainSequence, replay: bool) -> tuple[str, bytes] | None:
+    """A digest: the rows themselves are large. Their type counts: one trajectory's are all of one."""
     if not replay or s.experts_TLK is None:
         return None
-    return np.asarray(s.experts_TLK[: s.context], np.int64).tobytes()
+    rows = np.ascontiguousarray(s.experts_TLK[: s.context])
+    return rows.dtype.str, xxhash.xxh3_128_digest(rows.data)
 
 
 def form_units(sequences: Sequence[TrainSequence], *, replay: bool, share: bool = True) -> list[Unit]:
