@@ -74,15 +74,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def payload_bytes(self) -> int:
         return sum(part.size for part in self.parts)
 
-    @property
-    def elements(self) -> int:
-        return sum(int(np.prod(entry.shape, dtype=np.int64)) for entry in self.tensors.values())
-
-    @property
-    def changed_share(self) -> float:
-        """Share of all elements that differ from the parent; 1 for a base."""
-        return sum(entry.changed for entry in self.tensors.values()) / max(1, self.elements)
-
 
 def tensor_checksum(array: np.ndarray) -> str:
     return xxhash.xxh3_128_hexdigest(bits(array).data)
