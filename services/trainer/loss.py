@@ -1,4 +1,4 @@
-"""The policy gradient: Dr. GRPO advantages, truncated importance weights, a k1 penalty, mismatch statistics.
+"""The policy gradient: Dr. GRPO advantages, importance weights, a k1 penalty, mismatch statistics.
 
 Pure functions of tensors (docs/recipe.md, "Policy gradient"). S: sampled tokens of a micro-batch, D: hidden size, V: words.
 """
@@ -22,6 +22,15 @@ def advantages(rewards: Sequence[float]) -> np.ndarray:
     return (r - r.mean()).astype(np.float32)
 
 
+def importance(log_ratio_S: Tensor, *, clip: float, floor: float = 0.0) -> Tensor:
+    """Weights p_trainer / p_sampler, truncated at `clip`. With a `floor` above 0 the double-sided mask instead: beyond
+    [floor, clip] a token weighs nothing, for what the two disagree on so much says little of either."""
+    ratio_S = log_ratio_S.exp()
+    if floor > 0:
+        return torch.where((ratio_S >= floor) & (ratio_S <= clip), ratio_S, 0.0)
+    return ratio_S.clamp(max=clip)
+
+
 def policy_loss(
     logprobs_S: Tensor,
     sampled_logprobs_S: Tensor,
@@ -29,16 +38,17 @@ def policy_loss(
     advantage_S: Tensor,
     *,
     clip: float,
+    floor: float = 0.0,
     kl: float,
     norm: float,
 ) -> Tensor:
-    """Dr. GRPO with truncated importance weights and a k1 penalty; a scalar. All inputs float32 [S], sampled tokens only.
+    """Dr. GRPO with importance weights (see there) and a k1 penalty; a scalar. All inputs float32 [S], sampled tokens only.
 
     `sampled_logprobs` are the sampler's, `norm` the constant of the global batch (norm_tokens x attempts), so that the
     sum over micro-batches is the loss of the step. The penalty log q - log p acts detached, on the return: differentiated
     as a loss term its expected gradient would be zero. `reference_logprobs` is needed only if kl > 0.
     """
-    weight_S = (logprobs_S.detach() - sampled_logprobs_S).exp().clamp(max=clip)
+    weight_S = importance(logprobs_S.detach() - sampled_logprobs_S, clip=clip, floor=floor)
     if kl > 0:
         assert reference_logprobs_S is not None
         advantage_S = advantage_S - kl * (logprobs_S.detach() - reference_logprobs_S)

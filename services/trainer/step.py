@@ -132,6 +132,7 @@ class Trainer:
             reference,
             batch.advantage_S,
             clip=self.config.importance_clip,
+            floor=self.config.importance_floor,
             kl=self.config.kl,
             norm=norm,
         )
@@ -190,6 +191,8 @@ class Trainer:
         figures.versions.append(batch.version_S)
         figures.entropy += float(entropy.sum())
         figures.clipped += int((log_ratio > np.log(self.config.importance_clip)).sum())
+        if self.config.importance_floor > 0:
+            figures.clipped += int((log_ratio < np.log(self.config.importance_floor)).sum())
         figures.replaced += out.replaced * len(batch.tokens_N)
         figures.fed += len(batch.tokens_N)
         figures.sampled += len(batch.target_S)

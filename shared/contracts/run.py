@@ -122,8 +122,9 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, float] = msgspec.field(
         default_factory=lambda: {"broken": 0.2, "repeated": 0.25, "gave_up": 0.5, "endless": 0.5}
     )
-    # Share of the groups in which no attempt earned anything that are trained, for their faults alone. Most faults are made
-    # there, so none at all leaves the faults as they are; but they take the longest to compute.
+    # Share of the groups in which no attempt earned anything that are trained, for their faults alone, and for the terms of the
+    # reward that are subtracted from all attempts. Most faults are made there, so none at all leaves the faults as they are;
+    # but they take the longest to compute.
     failed_share: float = 0.1
 
 
@@ -142,6 +143,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     credit: Credit = msgspec.field(default_factory=Credit)
     kl: float = 0.0  # coefficient of the k1 penalty against the reference (the base policy)
     importance_clip: float = 2.0  # importance weights (trainer's probability over sampler's) are cut off here
+    # Above 0 the double-sided mask in place of the cut: tokens whose weight is below this or above `importance_clip` are left
+    # out of the loss
+    importance_floor: float = 0.0
     norm_tokens: float = 40.0  # the constant of Dr. GRPO: loss sum / (norm_tokens * attempts in the batch)
     router_replay: bool = True  # the sampler's experts are used again, with live gate scores
     replay_tau: float = 0.0  # plausibility filter; 0 keeps every replayed expert

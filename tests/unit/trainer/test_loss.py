@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,23 @@ def test_the_gradient_of_the_policy_loss_is_the_hand_derived_one() -> None:
     expected = -weight * (advantage - 0.3 * (p - reference)) / 7.0
     assert torch.allclose(logprobs.grad, expected)
     assert (weight == 1.5).any()
+
+
+def test_with_a_floor_tokens_beyond_it_or_the_clip_have_no_loss_and_the_others_their_whole_weight() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logprobs, sampled, reference, advantage = (torch.randn(S, generator=rng).double() for _ in range(4))
+    logprobs[0] = sampled[0] + 1000.0  # its weight is no number
+    logprobs.requires_grad_()
+    loss.policy_loss(logprobs, sampled, reference, advantage, clip=1.5, floor=0.5, kl=0.3, norm=7.0).backward()
+    kinds = set()
+    for t in range(S):
+        p, q = float(logprobs[t].detach()), float(sampled[t])
+        outside = 1 if p - q > math.log(1.5) else -1 if p - q < math.log(0.5) else 0
+        weight = 0.0 if outside else math.exp(p - q)
+        expected = -weight * (float(advantage[t]) - 0.3 * (p - float(reference[t]))) / 7.0
+        assert float(logprobs.grad[t]) == pytest.approx(expected, abs=1e-12)
+        kinds.add(outside)
+    assert kinds == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("rows", [1024, 7])
