@@ -4,9 +4,8 @@ Invariants:
 - One supervisor per state directory (an advisory lock on `<state>/supervisor.lock`; the kernel drops it with us).
 - When the supervisor is killed, the kernel tells every child to end (PR_SET_PDEATHSIG, SIGTERM): it drains and leaves.
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
-  of health; it is never given up, and the log says each time what happened. Two exceptions: SUPERSEDED says that another
-  process has rightly taken over; starting again would take the work back from it. REFUSED says that its settings are bad,
-  and they are the same the next time.
+  of health; it is never given up, and the log says each time what happened. One exception: REFUSED says that its settings
+  are bad, and they are the same the next time.
 - Stop means SIGTERM (services drain), SIGKILL only after a grace period.
 """
 
@@ -33,7 +32,6 @@ from shared.settings import REFUSED
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
 DETACH_S = 20.0  # a busy machine imports slowly
-SUPERSEDED = 3  # exit code, as is shared.settings.REFUSED
 LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
 LOCK = "supervisor.lock"  # in the state directory; holds the process id of whoever holds it
 
@@ -154,10 +152,6 @@ class _Child:
             return
         self.last_exit = code
         self.process = None
-        if code == SUPERSEDED:
-            self.wanted = False
-            say(f"{self.spec.name} was superseded by another process; it is not started again")
-            return
         if code == REFUSED:
             self.wanted, self.refused = False, True
             say(

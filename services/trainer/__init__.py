@@ -16,7 +16,8 @@ Invariants:
 `groups.ready` is acknowledged when the group is in hand, not when it is trained. That loses nothing: the ledger holds
 every ready group until a surviving step names it. A trainer that dies is followed by a new incarnation, and on
 `IncarnationStarted` the scheduler announces all groups again that its lineage has not trained, in ledger order. An
-announcement to a later incarnation is not acknowledged: who hears it has been superseded, and ends.
+announcement to a later incarnation is not acknowledged: who hears it has been superseded. It reads no more groups and stays
+up, not ready, until another run begins: ended, it would be started again and take the run back.
 
 Where to read: `service` (wiring) → `training` (a run's life) → `step` (one update) → `loss`, `packing`, `layout`,
 `replay`, `engine`; `checkpoints` (durability); `base/` makes the policy that RL starts from.

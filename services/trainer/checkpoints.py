@@ -34,7 +34,21 @@ log = structlog.get_logger()
 
 
 class Superseded(RuntimeError):
-    """A newer incarnation trains this run. This process must not publish any more, and ends."""
+    """A newer incarnation trains this run. This process must not publish any more of it."""
+
+    def __init__(self, run: str, why: str) -> None:
+        super().__init__(f"run {run}: {why}")
+        self.run = run
+
+
+class NoneUsable(RuntimeError):
+    """The run has checkpoints and none can be read. To begin with the base policy would throw its steps away: a person decides."""
+
+    def __init__(self, run: str, keys: list[str]) -> None:
+        super().__init__(
+            f"run {run}: none of its {len(keys)} checkpoints can be used: {', '.join(keys)}; why each cannot stands in the log "
+            f"before this. Put the objects back, or go on from a published version: etude rollback {run} --to SERIAL"
+        )
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +127,7 @@ def check_not_superseded(objects: Objects, mine: Incarnation, run: str) -> None:
         objects.head(_incarnation_key(run, mine.incarnation + 1))
     except ObjectMissing:
         return
-    raise Superseded(f"run {run}: incarnation {mine.incarnation} is superseded by {mine.incarnation + 1}")
+    raise Superseded(run, f"incarnation {mine.incarnation} is superseded by {mine.incarnation + 1}")
 
 
 def write(
@@ -149,9 +163,11 @@ def write(
 
 
 def found(objects: Objects, run: str) -> list[tuple[int, int, str]]:
-    """(incarnation, step, manifest key) of every whole checkpoint, the surviving one first.
+    """(incarnation, step, manifest key) of every whole checkpoint, the one to resume from first.
 
-    The newest incarnation that has one: whatever an older one wrote after being superseded lies on a dead branch.
+    That is the last step of the newest incarnation that has one. What an older incarnation wrote stays below it, whichever
+    step it reached: the newer one had gone on from an earlier one. An incarnation that died before its first checkpoint has
+    none, and the run goes on from those of the incarnations before it.
     """
     return _whole(_places(objects, run))
 
@@ -185,8 +201,12 @@ def _prune(objects: Objects, mine: Incarnation, run: str) -> None:
 
 
 def manifests(objects: Objects, run: str) -> Iterator[StepCheckpoint]:
-    """Readable checkpoints, the one to resume from first."""
-    for _, _, key in found(objects, run):
+    """Readable checkpoints, the one to resume from first; why another is none is a warning."""
+    return _readable(objects, run, found(objects, run))
+
+
+def _readable(objects: Objects, run: str, whole: list[tuple[int, int, str]]) -> Iterator[StepCheckpoint]:
+    for _, _, key in whole:
         try:
             manifest = msgspec.json.decode(objects.get(objects.head(key)), type=StepCheckpoint)
         except (ObjectMissing, ObjectDamaged, msgspec.DecodeError) as error:
@@ -194,19 +214,25 @@ def manifests(objects: Objects, run: str) -> Iterator[StepCheckpoint]:
             continue
         if manifest.format == FORMAT:
             yield manifest
+        else:
+            log.warning("checkpoint_unreadable", run=run, key=key, reason=f"format {manifest.format!r}, not {FORMAT!r}")
 
 
 def find(objects: Objects, run: str, scratch: Path) -> Resume:
-    """The newest checkpoint of the surviving lineage that is whole; a damaged one is passed over, with a warning."""
+    """The newest checkpoint of the surviving lineage that is whole; a damaged one is passed over, with a warning. The base policy
+    only where there is no checkpoint at all. Raises NoneUsable."""
     scratch.mkdir(parents=True, exist_ok=True)
-    for manifest in manifests(objects, run):
-        try:
-            state = load_state(objects, manifest, scratch)
-            groups = msgspec.json.decode(objects.get(manifest.groups), type=list[str])
-        except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError) as error:
-            log.warning("checkpoint_damaged", run=run, step=manifest.step, reason=str(error))
-            continue
-        return Resume(manifest, state, frozenset(groups))
+    while whole := found(objects, run):
+        for manifest in _readable(objects, run, whole):
+            try:
+                state = load_state(objects, manifest, scratch)
+                groups = msgspec.json.decode(objects.get(manifest.groups), type=list[str])
+            except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError) as error:
+                log.warning("checkpoint_damaged", run=run, step=manifest.step, reason=str(error))
+                continue
+            return Resume(manifest, state, frozenset(groups))
+        if found(objects, run) == whole:  # else a trainer that lives wrote another meanwhile, and deleted these
+            raise NoneUsable(run, [key for _, _, key in whole])
     return Resume(None, None, frozenset())
 
 

@@ -117,7 +117,10 @@ def _verify_masters(objects: Objects, run: str, cache: Path) -> dict[str, Any]:
     from shared.model import ModelConfig
     from shared.weights.checkpoint_objects import download_directory
 
-    resume = checkpoints.find(objects, run, cache)
+    try:
+        resume = checkpoints.find(objects, run, cache)
+    except checkpoints.NoneUsable as error:
+        return line | {"equal": False, "reason": str(error)}
     if resume.checkpoint is None or resume.state is None:
         return line | {"reason": "no step checkpoint yet"}
     base = _config(objects, run).base

@@ -67,7 +67,8 @@ class _Part(nn.Module):
 class StepResult:
     grad_norm: float
     mtp_grad_norm: float
-    applied: bool  # False: a gradient was not finite, nothing moved
+    applied: bool  # False: the trunk's gradient was not finite; nothing moved, the MTP layers neither
+    mtp_applied: bool  # False: not so, or the MTP layers' own was not finite, and they alone stayed as they were
 
 
 class _Optimiser:
@@ -99,13 +100,15 @@ class _Optimiser:
         )
         self.grad_norm = 0.0
         self.finite = True
+        self._skip = False
 
     def backward(self, loss: Tensor) -> None:
         """Accumulates. DeepSpeed averages over ranks; the loss is a sum over the global batch, so that is undone."""
         self.engine.backward(loss * self.engine.world_size)
 
-    def step(self, share: float) -> None:
-        """`share`: of the learning rates (warm-up and cool-down)."""
+    def step(self, share: float, *, skip: bool = False) -> None:
+        """`share`: of the learning rates (warm-up and cool-down). `skip`: the gradients are thrown away, as if not finite."""
+        self._skip = skip
         for group in self.base.param_groups:
             group["lr"] = self.peak * share
         before = {name: self._master(self.named[name]).clone() for name in self.own_rates}
@@ -133,7 +136,7 @@ class _Optimiser:
             self.finite = bool(np.isfinite(self.grad_norm))
         else:
             self.finite = all(bool(torch.isfinite(p.grad).all()) for p in parameters)
-        if not self.finite:
+        if self._skip or not self.finite:
             for p in parameters:
                 p.grad = None  # AdamW skips a parameter without gradient
 
@@ -246,9 +249,11 @@ class Engine:
         warm = min(1.0, step / max(1, self.config.warmup_steps))
         left = (1.0 - progress) / self.config.cooldown if self.config.cooldown else 1.0
         self._trunk.step(warm * min(1.0, max(0.0, left)))
+        applied = mtp_applied = self._trunk.finite
         if self._mtp is not None:
-            self._mtp.step(warm)
-        return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, self._trunk.finite)
+            self._mtp.step(warm, skip=not applied)
+            mtp_applied = applied and self._mtp.finite
+        return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, applied, mtp_applied)
 
     def state(self) -> dict[str, Tensor]:
         """All that a resume needs, by name, on the host."""

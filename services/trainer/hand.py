@@ -16,7 +16,8 @@ FIRST_DELAY_S, LAST_DELAY_S = 0.5, 30.0
 
 
 class Hand:
-    """`add` starts fetching at once, while the step before still trains. `changed` is set whenever something arrived."""
+    """The first `ahead` groups are fetched at once, while the step before still trains; the others wait as the announcements that
+    they are: a group in hand is all its routing in memory. `changed` is set whenever something arrived."""
 
     def __init__(
         self,
@@ -24,23 +25,31 @@ class Hand:
         untrainable: Callable[[GroupReady, str], Awaitable[None]],
         *,
         fetches: int,
+        ahead: int,
     ) -> None:
-        self._load, self._untrainable = load, untrainable
+        self._load, self._untrainable, self._ahead = load, untrainable, ahead
         self._slots = asyncio.Semaphore(fetches)
+        self._waiting: dict[str, GroupReady] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._samples: dict[str, Sample | None] = {}  # None: on its way
         self.changed = asyncio.Event()
 
     def __contains__(self, group: str) -> bool:
-        return group in self._samples
+        return group in self._samples or group in self._waiting
 
     def __len__(self) -> int:
         """Groups that are here."""
         return sum(sample is not None for sample in self._samples.values())
 
     def add(self, ready: GroupReady) -> None:
-        self._samples[ready.group] = None
-        self._tasks[ready.group] = asyncio.create_task(self._fetch(ready))
+        self._waiting[ready.group] = ready
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._samples) < self._ahead:
+            group = next(iter(self._waiting))
+            self._samples[group] = None
+            self._tasks[group] = asyncio.create_task(self._fetch(self._waiting.pop(group)))
 
     async def _fetch(self, ready: GroupReady) -> None:
         """Tries until the store answers; what the store says about the group is final."""
@@ -52,19 +61,22 @@ class Hand:
                         self._samples[ready.group] = await asyncio.to_thread(self._load, ready)
                     return
                 except Untrainable as error:
-                    await self._untrainable(ready, str(error))
-                    self._samples.pop(ready.group, None)
-                    return
+                    reason = str(error)
+                    break
                 except OSError as error:
                     log.warning("fetch_failed", run=ready.run, group=ready.group, reason=str(error), retry_s=delay)
                     await asyncio.sleep(delay * random.uniform(0.5, 1.5))
                     delay = min(2 * delay, LAST_DELAY_S)
-        except Exception as error:  # a bug of ours must not hide as a group that never comes
-            log.exception("group_unreadable", run=ready.run, group=ready.group)
-            await self._untrainable(ready, f"{type(error).__name__}: {error}")
-            self._samples.pop(ready.group, None)
+                except Exception as error:  # a bug of ours must not hide as a group that never comes
+                    log.exception("group_unreadable", run=ready.run, group=ready.group)
+                    reason = f"{type(error).__name__}: {error}"
+                    break
+            await self._untrainable(ready, reason)
         finally:
+            if self._samples.get(ready.group) is None:  # whatever became of the word: it must not hold up those after it
+                self._samples.pop(ready.group, None)
             self._tasks.pop(ready.group, None)
+            self._fill()
             self.changed.set()
 
     def take(self, count: int) -> list[Sample] | None:
@@ -76,8 +88,10 @@ class Hand:
             return None
         for name in names:
             del self._samples[name]
+        self._fill()
         return [sample for sample in samples if sample is not None]
 
     def close(self) -> None:
+        self._waiting.clear()
         for task in self._tasks.values():
             task.cancel()

@@ -11,8 +11,8 @@ import contextvars
 import random
 import tempfile
 from collections import OrderedDict
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import structlog
 import torch
 
 from services.trainer import metrics, rollback, samples
-from services.trainer.checkpoints import Superseded
+from services.trainer.checkpoints import NoneUsable, Superseded
 from services.trainer.config import TrainerSettings
+from services.trainer.control import RunState
 from services.trainer.hand import Hand
 from services.trainer.rollback import Wanted
 from services.trainer.training import FIRST_DELAY_S, LAST_DELAY_S, Advance, Announcement, TrainingRun, insist
@@ -43,34 +44,10 @@ from shared.telemetry_spans import Place, Span, span, span_about
 
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
 A_RUN, GROUPS, THE_BUS = "a run to be started (runs.control)", "groups", "the bus"
+TAKEN = "another trainer has the run: this one waits for the next run"
+CHECKPOINTS = "a checkpoint that can be used: none of the run's can; go back to a published version (etude rollback), or put them back"
+AGAIN_S = 60.0  # until it is looked whether checkpoints that could not be used can be now
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class RunState:
-    """What runs.control says about a run."""
-
-    config: Ref | None = None
-    state: str = "running"  # running | paused (what is complete is trained) | held (nothing is) | stopping | finished
-    rollbacks: list[Wanted] = field(default_factory=list)
-
-    def apply(self, message: RunControl) -> None:
-        """A run that is over is paused or stopped by nobody: to open it again would claim an incarnation of it."""
-        match message.action:
-            case "start" | "resume":
-                self.state = "running"
-            case "pause" if self.state in ("running", "paused", "held"):
-                self.state = "paused" if message.drain else "held"
-            case "stop" if self.state != "finished":
-                self.state = "stopping"
-            case "finished":
-                self.state = "finished"
-            case "rollback" if (
-                self.state != "finished" and (wanted := Wanted.of(message)) and wanted not in self.rollbacks
-            ):
-                self.rollbacks.append(wanted)
-        if message.config is not None and self.config is None:
-            self.config = message.config  # what trains is fixed for the run; `reconfigure` is the scheduler's
 
 
 class Service:
@@ -80,6 +57,7 @@ class Service:
         self.settings, self.bus, self.objects, self.health, self.stop = settings, bus, objects, health, stop
         self.runs: dict[str, RunState] = {}
         self.early: dict[str, OrderedDict[str, GroupReady]] = {}  # announced before the run is open here
+        self.taken: set[str] = set()  # runs that another trainer has
         self.hand: Hand | None = None
         self.training: TrainingRun | None = None
         self.changed = asyncio.Event()
@@ -89,17 +67,26 @@ class Service:
         self.health.wait_on(A_RUN)
         torch.set_num_threads(self.settings.trainer_threads)
         self.control = self.bus.deliveries([RUNS_CONTROL], group=None, max_in_flight=64)
-        listeners = [asyncio.create_task(self._listen_control()), asyncio.create_task(self._listen_groups())]
-        work = asyncio.create_task(self._work())
+        listening = asyncio.create_task(self._listen_control())
+        stopping = asyncio.create_task(self.stop.wait())
+        stopping.add_done_callback(lambda _: self._wake())
         try:
-            done, _ = await asyncio.wait([work, *listeners], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while True:
+                try:
+                    return await _first(listening, self._listen_groups(), self._work())
+                except Superseded as error:
+                    self.taken.add(error.run)
+                    log.error("superseded", run=error.run, reason=str(error))
+                self.health.clear(THE_BUS)
+                self.health.wait_on(TAKEN)
+                await _first(listening, self._another())  # nobody reads groups: the one who has the run is to hear of all
+                self.health.clear(TAKEN)
         finally:
-            for task in (work, *listeners):
-                task.cancel()
-            await asyncio.gather(work, *listeners, return_exceptions=True)
-            self.thread.shutdown()
+            listening.cancel()
+            stopping.cancel()
+            await asyncio.gather(listening, stopping, return_exceptions=True)
+            await self.control.aclose()
+            await asyncio.to_thread(self.thread.shutdown)  # a step may be in hand
 
     # -- listening ---------------------------------------------------------------------------------------------------
 
@@ -119,17 +106,23 @@ class Service:
         """Acknowledged at once: the ledger announces again what a dead trainer had in hand (see the package's docstring)."""
         own = self.settings.trainer_run
         group = f"trainer.{own}" if own else "trainer"  # of trainers that share a group, each would hear a part
-        async for delivery in self.bus.deliveries([GROUPS_READY], group=group, max_in_flight=256):
-            if not own or delivery.message.run == own:
-                self._announced(delivery.message)  # Superseded: not acknowledged, so that the heir hears of it
-            delivery.done()
+        deliveries = self.bus.deliveries([GROUPS_READY], group=group, max_in_flight=256)
+        try:
+            async for delivery in deliveries:
+                if not own or delivery.message.run == own:
+                    self._announced(delivery.message)  # Superseded: not acknowledged, so that the heir hears of it
+                delivery.done()
+        finally:
+            await deliveries.aclose()
 
     def _announced(self, ready: GroupReady) -> None:
         """Raises Superseded: it is meant for a trainer after this one."""
         if self.training is None or self.training.run != ready.run or self.hand is None:
-            self.early.setdefault(ready.run, OrderedDict())[ready.group] = ready
+            early = self.early.setdefault(ready.run, OrderedDict())
+            early.pop(ready.group, None)  # said again, it has its place in what is said again
+            early[ready.group] = ready
         elif ready.incarnation > self.training.mine.incarnation:
-            raise Superseded(f"run {ready.run}: groups are announced to incarnation {ready.incarnation}")
+            raise Superseded(ready.run, f"groups are announced to incarnation {ready.incarnation}")
         elif 0 <= ready.incarnation < self.training.mine.incarnation:
             # Meant for a trainer before this one. What of it still holds is announced again for this incarnation;
             # trained now, it could come ahead of older groups and break the bound on age.
@@ -144,14 +137,19 @@ class Service:
         if self.hand is not None:
             self.hand.changed.set()
 
+    async def _another(self) -> None:
+        """Until there is a run that nobody has taken from us, or we are told to stop."""
+        while not self.stop.is_set() and self._current() is None:
+            self.changed.clear()
+            await self.changed.wait()
+
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        stopping = asyncio.create_task(self.stop.wait())
-        stopping.add_done_callback(lambda _: self._wake())
         while not self.stop.is_set():
             run = await self._settled()
             if run is None:
+                self.health.clear(CHECKPOINTS)
                 self.health.wait_on(A_RUN)
                 await self.changed.wait()
                 continue
@@ -160,9 +158,10 @@ class Service:
                 await self._train(run)
 
     def _current(self) -> str | None:
-        """The run to train: the one started last, unless it has ended. The engines follow the same one."""
+        """The run to train: the one started last, unless it has ended or another trainer has it. The engines follow the same
+        one."""
         run = next((r for r, s in reversed(self.runs.items()) if s.config is not None), None)
-        return run if run is not None and self.runs[run].state != "finished" else None
+        return run if run is not None and run not in self.taken and self.runs[run].state != "finished" else None
 
     async def _settled(self) -> str | None:
         """`runs.control` is read from its beginning: only when its past has been read is what it says the present. To open a
@@ -214,6 +213,20 @@ class Service:
         )
         return training
 
+    async def _opened(self, run: str) -> TrainingRun | None:
+        """None: none of the run's checkpoints can be used. What a person must do is said until it is done."""
+        try:
+            training = await self._open(run)
+        except NoneUsable as error:
+            log.error("no_checkpoint_usable", reason=str(error))
+            self.health.wait_on(CHECKPOINTS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await self.changed.wait()  # perhaps the word to go back
+            return None
+        self.health.clear(CHECKPOINTS)
+        return training
+
     async def _wanted(self, run: str) -> Wanted | None:
         """The version that the run must go back to now. One that it cannot go back to is said aloud, and forgotten."""
         said = self.runs[run].rollbacks
@@ -234,19 +247,25 @@ class Service:
     async def _train(self, run: str) -> None:
         """From opening to the run's end or ours. A last checkpoint is written either way."""
         self.health.wait_on("weights")
-        self.training = training = await self._open(run)
-        self.health.clear("weights")
+        try:
+            training = await self._opened(run)
+        finally:
+            self.health.clear("weights")
+        if training is None:
+            return
+        self.training = training
         model, config = training.engine.model.config, training.config.train
         self.hand = hand = Hand(
             lambda ready: samples.load(self.objects, ready, model, config),
             lambda ready, reason: self._announce([training.set_aside(ready.group, reason)]),
             fetches=self.settings.trainer_fetches,
+            ahead=2 * training.config.schedule.groups_per_step,  # the next step's, and one more to fetch while it trains
         )
         early = self.early.pop(run, OrderedDict())
         if later := [ready for ready in early.values() if ready.incarnation > training.mine.incarnation]:
             # Acknowledged before we knew who we are: an heir that lives already waits for them.
             await self._announce([(GROUPS_READY, ready) for ready in later])
-            raise Superseded(f"run {run}: groups are announced to incarnation {later[0].incarnation}")
+            raise Superseded(run, f"groups are announced to incarnation {later[0].incarnation}")
         for ready in early.values():
             self._announced(ready)
         said = len(self.runs[run].rollbacks)
@@ -341,7 +360,20 @@ def _span(training: TrainingRun, batch: list[samples.Sample]) -> Span:
     )
 
 
+async def _first(listening: asyncio.Task[None], *work: Coroutine[Any, Any, None]) -> None:
+    """Until one of them is done or fails; the work, not the listening, is over then."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait([listening, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def serve(settings: TrainerSettings, bus: Bus, objects: Objects, health: Health, stop: asyncio.Event) -> None:
-    """Until `stop`, or Superseded: a newer trainer has taken the run."""
+    """Until `stop`. While another trainer has the run, it waits for one that begins: started again, it would take it back."""
     with contextlib.suppress(asyncio.CancelledError):
         await Service(settings, bus, objects, health, stop).serve()

@@ -46,11 +46,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a step did. `bad_groups`: indices of groups whose loss was not finite; nothing of them was trained."""
+    """What a step did. `bad_groups`: indices of groups whose loss was not finite; nothing of them was trained. `applied`,
+    `mtp_applied`: see engine.StepResult."""
 
     metrics: dict[str, float]
     bad_groups: frozenset[int]
     applied: bool
+    mtp_applied: bool
 
 
 class Trainer:
@@ -106,7 +108,7 @@ class Trainer:
         metrics["seconds_train"] = time.perf_counter() - start
         # A group that is cut over micro-batches may have moved the weights before it broke. Then it was trained, if not
         # whole, and its problem must not come again.
-        return Trained(metrics, frozenset(bad - used), result.applied)
+        return Trained(metrics, frozenset(bad - used), result.applied, result.mtp_applied)
 
     def _micro_batch(self, units: list[Unit], norm: float, figures: Figures, turn: int, measure: bool) -> set[int]:
         """Accumulates gradients. Returns the groups that were left out because their numbers are not finite."""

@@ -80,10 +80,12 @@ class TrainingRun:
         mtp_stride: int = 4,
         back: rollback.Wanted | None = None,
     ) -> None:
-        """`back`: the run goes on from that version instead of the newest checkpoint. Raises rollback.Impossible."""
+        """`back`: the run goes on from that version instead of the newest checkpoint. Raises rollback.Impossible,
+        checkpoints.NoneUsable."""
         self.objects, self.config, self.cache = objects, config, cache
         self.run = config.run
         torch.manual_seed(config.seed)
+        seen = checkpoints.found(objects, self.run)
         resume = checkpoints.find(objects, self.run, cache) if back is None else self._back_to(back.serial)
         directory = download_directory(objects, config.base, cache / "base" / config.base.checksum)
         model = load_checkpoint(directory, dtype=torch.float32).to(device)
@@ -94,6 +96,11 @@ class TrainingRun:
         self.trainer = Trainer(self.engine, config.train, reference=reference, mtp_stride=mtp_stride)
         if resume.state is not None:
             self.engine.load(resume.state)
+        # All that took long, and a trainer that still lives may have gone on: what it made durable meanwhile is not left out.
+        while back is None and (newer := checkpoints.found(objects, self.run)) != seen:
+            seen, resume = newer, checkpoints.find(objects, self.run, cache)
+            if resume.state is not None:
+                self.engine.load(resume.state)
         self.step = resume.step
         self.trained = set(resume.trained)
         self.quarantined: set[str] = set()
@@ -158,7 +165,7 @@ class TrainingRun:
             except weights.SerialTaken:
                 # Only a process that has lost its claim takes a serial of ours after we looked, and only at our start.
                 if self._version is not None:
-                    raise Superseded(f"run {self.run}: somebody else published serial {serial}") from None
+                    raise Superseded(self.run, f"somebody else published serial {serial}") from None
         self._since_base = 0 if base else self._since_base + 1
         parent = -1 if previous is None else previous.serial
         self._version = weights.Version(serial, ref, bits)
@@ -206,23 +213,14 @@ class TrainingRun:
     def advance(self, samples: Sequence[Sample]) -> Advance:
         """Trains one step on these groups, in the ledger's order, and puts the new version. Raises Superseded.
 
-        Groups that cannot be trained are quarantined and left out; if none is left, no step is made.
+        Groups that cannot be trained, or are older than the bound, are quarantined and left out; if none is left, no step is made.
         """
         self.check_not_superseded()
         began = time.perf_counter()
         result = Advance()
-        good: list[tuple[Sample, int]] = []
-        for sample in sorted(samples, key=lambda s: s.ready.sequence):
-            age = self.age(sample)
-            if age is None or age < 0:
-                self._quarantine(
-                    result, sample, f"sampled by versions {sorted(sample.versions)}: not of this run's past"
-                )
-                continue
-            good.append((sample, age))
+        good = self._trainable(result, samples)
         if not good:
             return result
-        self._watch_age(result, good)
         batch = [replace(s, group=i) for i, (sample, _) in enumerate(good) for s in sample.sequences]
         attempts = sum(len(sample.ready.members) for sample, _ in good)
         measure = self.step % MEASURE_REPLAY_EVERY == 0
@@ -232,6 +230,10 @@ class TrainingRun:
         if not trained.applied:
             self._refuse(result, [sample for sample, _ in good])
             return result
+        if not trained.mtp_applied:
+            what = f"step {self.step + 1}: the gradient of the speculation head was not finite; the head stays as it was"
+            alert = Alert(run=self.run, name="mtp_gradient_not_finite", severity="warning", what=what)
+            result.others.append((ALERTS, alert))
         for index in trained.bad_groups:
             self._quarantine(result, good[index][0], "log-probabilities are not finite")
         kept = [pair for index, pair in enumerate(good) if index not in trained.bad_groups]
@@ -254,6 +256,29 @@ class TrainingRun:
         )
         return result
 
+    def _trainable(self, result: Advance, samples: Sequence[Sample]) -> list[tuple[Sample, int]]:
+        """With their ages, in the ledger's order. The gate paces so that none is older than the bound: one that is all the same
+        is a bug, said aloud, and no reason to break the promise."""
+        bound = self.config.schedule.max_staleness
+        good: list[tuple[Sample, int]] = []
+        late: list[str] = []
+        for sample in sorted(samples, key=lambda s: s.ready.sequence):
+            age = self.age(sample)
+            if age is None or age < 0:
+                self._quarantine(
+                    result, sample, f"sampled by versions {sorted(sample.versions)}: not of this run's past"
+                )
+            elif age > bound:
+                self._quarantine(result, sample, f"{age} steps old; allowed: {bound} (schedule.max_staleness)")
+                late.append(f"{sample.ready.group}: {age} steps")
+            else:
+                good.append((sample, age))
+        if late:
+            what = f"step {self.step + 1}: {len(late)} groups are older than {bound} steps and are quarantined"
+            alert = Alert(run=self.run, name="age_bound_breached", severity="critical", what=what, examples=late[:5])
+            result.others.append((ALERTS, alert))
+        return good
+
     def set_aside(self, group: str, reason: str) -> Announcement:
         """The group is not trained. `reason` may quote what others wrote: it is cut, so that the message fits the bus."""
         self.quarantined.add(group)
@@ -266,23 +291,13 @@ class TrainingRun:
         result.others.append(self.set_aside(sample.ready.group, reason))
 
     def _refuse(self, result: Advance, samples: Sequence[Sample]) -> None:
-        """A gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""
+        """The policy's gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""
         for sample in samples:
             self._quarantine(result, sample, f"the gradient of step {self.step + 1} was not finite")
         examples = [sample.ready.group for sample in samples][:5]
         what = f"step {self.step + 1}: the gradient was not finite; {len(samples)} groups are quarantined"
         alert = Alert(run=self.run, name="gradient_not_finite", severity="critical", what=what, examples=examples)
         result.others.append((ALERTS, alert))
-
-    def _watch_age(self, result: Advance, good: Sequence[tuple[Sample, int]]) -> None:
-        """The gate paces so that this never happens: a breach is a bug, said aloud. The groups are trained all the same:
-        the importance weights know how far they are off."""
-        bound = self.config.schedule.max_staleness
-        late = [f"{sample.ready.group}: {age} steps" for sample, age in good if age > bound]
-        if late:
-            what = f"step {self.step + 1}: {len(late)} groups are older than {bound} steps"
-            alert = Alert(run=self.run, name="age_bound_breached", severity="critical", what=what, examples=late[:5])
-            result.others.append((ALERTS, alert))
 
     @staticmethod
     def _describe(kept: Sequence[tuple[Sample, int]]) -> dict[str, float]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from etude.supervisor import SUPERSEDED
 from infra.servers import fleet
 from infra.servers import state as servers
 from shared.contracts.run import ScheduleConfig
@@ -73,7 +72,7 @@ async def freeze_worker(platform: Platform, spare: str) -> Outcome:
 
 
 async def freeze_trainer(platform: Platform, current: str, successor: str) -> Outcome:
-    """A trainer stands still; another takes the run; the first wakes up and must end as superseded, not publish."""
+    """A trainer stands still; another takes the run; the first wakes up and must stand aside, not publish."""
     victim = await platform.alive(current, BACK_WITHIN_S)
     outcome = Outcome("freeze", "trainer")
     with _still([victim]):
@@ -90,17 +89,16 @@ async def freeze_trainer(platform: Platform, current: str, successor: str) -> Ou
     began = time.monotonic()
 
     def superseded() -> bool:
-        return not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+        return any(waits.startswith("another trainer has the run") for waits in platform.waits(current) or {})
 
-    outcome = await _awaited(outcome, began, until(superseded, "the old trainer to end", BACK_WITHIN_S))
-    if not outcome.failed:
-        await asyncio.sleep(1.0)  # the supervisor looks ten times a second
-        if platform.process(current) is not None:
-            outcome.failed = f"the frozen trainer was started again: it did not end with exit code {SUPERSEDED}"
+    outcome = await _awaited(outcome, began, until(superseded, "the old trainer to stand aside", BACK_WITHIN_S))
+    if not outcome.failed and platform.process(current) != victim:
+        outcome.failed = "the frozen trainer was started again"
     if not outcome.failed:
         outcome = await _awaited(
             outcome, began, platform.advances(platform.trained, 1, "training by the new trainer", BACK_WITHIN_S)
         )
+    await asyncio.to_thread(platform.supervisor.stop_service, current)
     return outcome
 
 

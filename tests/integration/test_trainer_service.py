@@ -242,7 +242,8 @@ def test_a_held_run_goes_back_to_a_version_and_on_from_there(state: Path, tmp_pa
 
 
 def test_an_heir_gets_the_groups_that_its_living_predecessor_heard_of(state: Path, tmp_path: Path) -> None:
-    """Two trainers live. The old one owns the groups' partition, hears what is meant for the new one, and ends."""
+    """Two trainers live. The old one owns the groups' partition, hears what is meant for the new one, and stands aside: it is up,
+    not ready, and leaves the run to the other."""
 
     async def scenario() -> None:
         objects = connect(f"file:{state / 'objects'}")
@@ -260,10 +261,12 @@ def test_an_heir_gets_the_groups_that_its_living_predecessor_heard_of(state: Pat
             for number in (0, 1):  # as the scheduler does: all that waits, to the new incarnation
                 ready = msgspec.structs.replace(group(objects, number), incarnation=1)
                 await bus.publish(GROUPS_READY, RUN, ready)
-            assert await asyncio.to_thread(trainers[0].process.wait, PATIENCE_S) == 3
             await world.until(lambda: len(world.of(StepCommitted)) == 1)
             (committed,) = world.of(StepCommitted)
             assert (committed.incarnation, set(committed.groups)) == (1, {"g-0", "g-1"})
+            assert "superseded" in (state / "trainer.log").read_text()
+            assert len(world.of(IncarnationStarted)) == 2
+            assert trainers[0].drain() == 0
         finally:
             for trainer in trainers:
                 trainer.kill()

@@ -91,7 +91,7 @@ def run_config(
         base=base,
         pack=empty,
         pack_hidden=empty,
-        schedule=ScheduleConfig(groups_per_step=groups_per_step, group_size=4),
+        schedule=ScheduleConfig(groups_per_step=groups_per_step, group_size=4, max_staleness=9),
         train=train or TrainConfig(learning_rate=1e-2, checkpoint_every=2, base_every=3, norm_tokens=8.0),
     )
     return config

@@ -9,7 +9,7 @@ import pytest
 
 from services.rollout import runs as rollout
 from services.rollout.runs import Runs
-from services.trainer.service import RunState
+from services.trainer.control import RunState
 from shared.contracts.messages import RunControl
 from shared.objects.directory import DirectoryObjects
 

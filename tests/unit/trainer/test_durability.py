@@ -22,6 +22,7 @@ from services.trainer.service import Service
 from services.trainer.training import Advance, TrainingRun
 from shared import weights
 from shared.bus import BusUnavailable
+from shared.contracts import codec
 from shared.contracts.messages import (
     Alert,
     GroupQuarantined,
@@ -32,6 +33,7 @@ from shared.contracts.messages import (
 )
 from shared.contracts.run import RunConfig, TrainConfig
 from shared.contracts.topics import GROUPS_QUARANTINED
+from shared.model import load_checkpoint
 from shared.objects import Objects, ObjectsUnavailable
 from shared.telemetry import Health
 
@@ -271,10 +273,52 @@ def test_a_damaged_checkpoint_is_passed_over(objects: Objects, opened: Open) -> 
     first = opened()
     for number in range(4):
         step(first, number)
-    newest = next(checkpoints.manifests(objects, RUN))
+    newest, older = checkpoints.manifests(objects, RUN)
     assert newest.step == 4
     objects.put(newest.state.key, b"not a state")
     assert opened().step == 2
+
+
+@pytest.mark.parametrize("format", ["etude-step-1", "etude-step-9"])
+def test_a_run_whose_checkpoints_are_all_unusable_does_not_begin_again_by_itself(
+    objects: Objects, opened: Open, format: str
+) -> None:
+    first = opened()
+    for number in range(4):
+        step(first, number)
+    found = list(checkpoints.manifests(objects, RUN))
+    keys = [key for _, _, key in checkpoints.found(objects, RUN)]
+    for key, manifest in zip(keys, found, strict=True):
+        bad = msgspec.structs.replace(manifest, format=format)
+        objects.put(key, b"no manifest" if format == checkpoints.FORMAT else msgspec.json.encode(bad))
+    before = checkpoints.read_incarnations(objects, RUN)
+    with pytest.raises(checkpoints.NoneUsable, match=f"etude rollback {RUN} --to") as raised:
+        opened()
+    assert all(key in str(raised.value) for key in keys)
+    assert checkpoints.read_incarnations(objects, RUN) == before
+    for key, manifest in zip(keys, found, strict=True):
+        objects.put(key, msgspec.json.encode(manifest))
+    assert opened().step == 4
+
+
+def test_what_a_living_trainer_made_durable_while_its_heir_was_opening_is_not_left_out(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living = opened()
+    for number in range(2):
+        step(living, number)
+
+    def slowly(*arguments: Any, **options: Any) -> Any:  # the heir has found step 2 and is about to load its base
+        for number in (2, 3):
+            step(living, number)
+        return load_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr("services.trainer.training.load_checkpoint", slowly)
+    heir = opened()
+    assert (heir.step, heir.trained) == (4, living.trained)
+    assert full_state(heir) == full_state(living)
+    with pytest.raises(Superseded):
+        step(living, 4)
 
 
 def test_old_checkpoints_are_deleted(objects: Objects, opened: Open) -> None:
@@ -285,7 +329,7 @@ def test_old_checkpoints_are_deleted(objects: Objects, opened: Open) -> None:
     assert len(list(objects.list(f"runs/{RUN}/checkpoints/"))) == 6
 
 
-def test_samples_of_dead_steps_are_aged_along_the_fork_and_a_breach_is_an_alert(opened: Open) -> None:
+def test_samples_of_dead_steps_are_aged_along_the_fork_and_what_is_too_old_is_never_trained(opened: Open) -> None:
     first = opened()
     for number in range(3):
         step(first, number)
@@ -297,27 +341,55 @@ def test_samples_of_dead_steps_are_aged_along_the_fork_and_a_breach_is_an_alert(
     assert result.committed is not None
     assert result.committed.groups == {"g-100": 1, "g-101": 2}
     assert not result.others
-    late = resumed.advance([fetch(resumed.objects, 102, version=0)])
-    (alert,) = (message for _, message in late.others)
+    schedule = msgspec.structs.replace(resumed.config.schedule, max_staleness=2)
+    resumed.config = msgspec.structs.replace(resumed.config, schedule=schedule)
+    late = resumed.advance([fetch(resumed.objects, 102, version=0), fetch(resumed.objects, 103, version=4)])
+    assert late.committed is not None
+    assert late.committed.groups == {"g-103": 1}
+    aside, alert = (message for _, message in late.others)
+    assert isinstance(aside, GroupQuarantined)
+    assert aside.reason == "3 steps old; allowed: 2 (schedule.max_staleness)"
     assert isinstance(alert, Alert)
     assert alert.name == "age_bound_breached"
     assert alert.name in PAUSE_ON
-    assert late.committed is not None  # trained all the same
 
 
 def test_a_gradient_that_is_not_finite_sets_its_groups_aside_and_is_an_alert_at_which_new_runs_pause(
     opened: Open,
 ) -> None:
     training = opened()
+    before = full_state(training)
     sample = fetch(training.objects, 0)
     huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in sample.sequences]
     result = training.advance([replace(sample, sequences=huge)])
     assert result.committed is None
+    assert full_state(training) == before  # the speculation head neither
     aside, alert = (message for _, message in result.others)
     assert isinstance(aside, GroupQuarantined)
     assert aside.group == sample.ready.group
     assert isinstance(alert, Alert)
     assert alert.name in PAUSE_ON
+
+
+def test_a_speculation_head_whose_gradient_is_not_finite_stays_as_it_was_and_is_an_alert(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = opened()
+    before = full_state(training)
+    monkeypatch.setattr("services.trainer.loss.follow_loss", lambda student, *_: (student * 3e38).sum() * 1e10)
+    result = training.advance([fetch(training.objects, 0)])
+    assert result.committed is not None
+    (alert,) = (message for _, message in result.others)
+    assert isinstance(alert, Alert)
+    assert (alert.name, alert.severity) == ("mtp_gradient_not_finite", "warning")
+    moved = {name for name, value in full_state(training).items() if value != before[name]}
+    assert not [name for name in moved if name.startswith("mtp/")]
+    assert [name for name in moved if name.startswith("trunk/")]
+
+
+def test_a_reason_of_any_length_fits_the_bus(opened: Open) -> None:
+    topic, word = opened().set_aside("g", "why " * 50_000)
+    codec.encode(topic, word)
 
 
 def test_tokens_from_the_future_are_quarantined_by_the_trainer_that_lives(opened: Open) -> None:

@@ -1,0 +1,120 @@
+"""Who may train a run, and what a trainer does that may not: it stays up, says why, and leaves the run to others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from synthetic import RUN, group, put_config, run_config
+
+from services.trainer import checkpoints, service
+from services.trainer.checkpoints import Resume
+from services.trainer.config import TrainerSettings
+from services.trainer.service import CHECKPOINTS, TAKEN, Service
+from shared import bus as buses
+from shared.bus import Bus
+from shared.contracts.messages import RunControl
+from shared.contracts.run import RunConfig
+from shared.contracts.topics import GROUPS_READY, RUNS_CONTROL
+from shared.objects import Objects
+from shared.telemetry import Health
+
+PATIENCE_S = 120
+
+
+@pytest.fixture
+def config(objects: Objects, tmp_path: Path) -> RunConfig:
+    return run_config(objects, tmp_path / "base")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def waits(trainer: Service) -> set[str]:
+    return set(trainer.health._waits)
+
+
+@asynccontextmanager
+async def serving(objects: Objects, tmp_path: Path) -> AsyncIterator[tuple[Service, Bus]]:
+    """A trainer, and a bus of somebody else's. At the end it is told to stop, and does."""
+    settings = TrainerSettings(state=tmp_path)
+    own, other = (buses.connect(f"sqlite:{tmp_path / 'bus.db'}", client=client) for client in ("trainer", "test"))
+    stop = asyncio.Event()
+    trainer = Service(settings, own, objects, Health("trainer", settings), stop)
+    task = asyncio.create_task(trainer.serve())
+    try:
+        yield trainer, other
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await own.close()
+        await other.close()
+
+
+def test_a_superseded_trainer_stays_up_leaves_the_groups_to_its_heir_and_trains_the_next_run(
+    objects: Objects, config: RunConfig, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with serving(objects, tmp_path) as (trainer, bus):
+            start = RunControl(run=RUN, action="start", config=put_config(objects, config))
+            await bus.publish(RUNS_CONTROL, RUN, start)
+            await until(lambda: trainer.training)
+            heir = checkpoints.claim(objects, RUN, "heir", Resume(None, None, frozenset()))
+            ready = msgspec.structs.replace(group(objects, 0), incarnation=heir.incarnation)
+            await bus.publish(GROUPS_READY, RUN, ready)
+            await until(lambda: waits(trainer) == {TAKEN})
+            async with asyncio.timeout(PATIENCE_S):
+                async for delivery in bus.deliveries([GROUPS_READY], group="trainer", max_in_flight=1):
+                    assert delivery.message.group == ready.group
+                    delivery.done()
+                    break
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="pause"))
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="resume"))
+            other = objects.put("runs/other/config.json", msgspec.json.encode(msgspec.structs.replace(config, run="other")))
+            await bus.publish(RUNS_CONTROL, "other", RunControl(run="other", action="start", config=other))
+            await until(lambda: trainer.training and trainer.training.run == "other")
+            assert TAKEN not in waits(trainer)
+            assert len(checkpoints.read_incarnations(objects, RUN)) == 2  # it never claimed the run again
+
+    asyncio.run(scenario())
+
+
+def test_without_a_usable_checkpoint_the_trainer_waits_for_a_person_and_goes_back_when_told_to(
+    objects: Objects, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        ref = put_config(objects, config)
+        async with serving(objects, tmp_path / "first") as (trainer, bus):
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+            await until(lambda: trainer.training)
+            for number in range(4):
+                await bus.publish(GROUPS_READY, RUN, group(objects, number))
+            await until(lambda: trainer.training and trainer.training.step == 2)
+        keys = [key for _, _, key in checkpoints.found(objects, RUN)]
+        for key in keys:
+            objects.put(key, b"no manifest")
+        async with serving(objects, tmp_path / "second") as (trainer, bus):
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+            await until(lambda: CHECKPOINTS in waits(trainer))
+            assert len(checkpoints.read_incarnations(objects, RUN)) == 1
+            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="rollback", serial=1, id="back"))
+            await until(lambda: trainer.training)
+            assert trainer.training
+            assert trainer.training.step == 1
+            await until(lambda: CHECKPOINTS not in waits(trainer))
+
+    for directory in ("first", "second"):
+        (tmp_path / directory).mkdir()
+    monkeypatch.setattr(service, "AGAIN_S", 3600.0)
+    asyncio.run(scenario())
