@@ -32,9 +32,10 @@ from services.reward.score import score
 from services.rollout.agent import Agent
 from services.rollout.generation import Generation
 from services.rollout.visible_tests import VisibleTests
-from services.trainer import credit, samples
+from services.trainer import credit
 from services.trainer.base import pack as packs
 from services.trainer.engine import Engine
+from services.trainer.groups import sequences_of
 from services.trainer.packing import TrainSequence
 from services.trainer.step import Trainer
 from shared.contracts.messages import AttemptKey
@@ -145,7 +146,7 @@ class Practice:
             trajectories = [a.trajectory for a in group]
             shares = credit.assign(trajectories, [a.reward for a in group], how, lot=self.lots.random())
             for trajectory, share in zip(trajectories, shares, strict=True):
-                own = samples.sequences_of(trajectory, None, share, self.model.config)
+                own = sequences_of(trajectory, None, share, self.model.config)
                 found += [replace(sequence, group=number) for sequence in own]
         return found
 

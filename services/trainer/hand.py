@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from services.trainer.samples import Sample, Untrainable
+from services.trainer.groups import LoadedGroup, Untrainable
 from shared.contracts.messages import GroupReady
 
 log = structlog.get_logger()
@@ -21,7 +21,7 @@ class Hand:
 
     def __init__(
         self,
-        load: Callable[[GroupReady], Sample],
+        load: Callable[[GroupReady], LoadedGroup],
         untrainable: Callable[[GroupReady, str], Awaitable[None]],
         *,
         fetches: int,
@@ -31,24 +31,24 @@ class Hand:
         self._slots = asyncio.Semaphore(fetches)
         self._waiting: dict[str, GroupReady] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._samples: dict[str, Sample | None] = {}  # None: on its way
+        self._groups: dict[str, LoadedGroup | None] = {}  # None: on its way
         self.changed = asyncio.Event()
 
     def __contains__(self, group: str) -> bool:
-        return group in self._samples or group in self._waiting
+        return group in self._groups or group in self._waiting
 
     def __len__(self) -> int:
         """Groups that are here."""
-        return sum(sample is not None for sample in self._samples.values())
+        return sum(group is not None for group in self._groups.values())
 
     def add(self, ready: GroupReady) -> None:
         self._waiting[ready.group] = ready
         self._fill()
 
     def _fill(self) -> None:
-        while self._waiting and len(self._samples) < self._ahead:
+        while self._waiting and len(self._groups) < self._ahead:
             group = next(iter(self._waiting))
-            self._samples[group] = None
+            self._groups[group] = None
             self._tasks[group] = asyncio.create_task(self._fetch(self._waiting.pop(group)))
 
     async def _fetch(self, ready: GroupReady) -> None:
@@ -58,7 +58,7 @@ class Hand:
             while True:
                 try:
                     async with self._slots:
-                        self._samples[ready.group] = await asyncio.to_thread(self._load, ready)
+                        self._groups[ready.group] = await asyncio.to_thread(self._load, ready)
                     return
                 except Untrainable as error:
                     reason = str(error)
@@ -73,23 +73,23 @@ class Hand:
                     break
             await self._untrainable(ready, reason)
         finally:
-            if self._samples.get(ready.group) is None:  # whatever became of the word: it must not hold up those after it
-                self._samples.pop(ready.group, None)
+            if self._groups.get(ready.group) is None:  # whatever became of the word: it must not hold up those after it
+                self._groups.pop(ready.group, None)
             self._tasks.pop(ready.group, None)
             self._fill()
             self.changed.set()
 
-    def take(self, count: int) -> list[Sample] | None:
+    def take(self, count: int) -> list[LoadedGroup] | None:
         """The first `count` groups, or None while the first `count` are not all here: order is kept, so that what is
         trained does not depend on which fetch was faster."""
-        names = list(self._samples)[:count]
-        samples = [self._samples[name] for name in names]
-        if len(names) < count or any(sample is None for sample in samples):
+        names = list(self._groups)[:count]
+        groups = [self._groups[name] for name in names]
+        if len(names) < count or any(group is None for group in groups):
             return None
         for name in names:
-            del self._samples[name]
+            del self._groups[name]
         self._fill()
-        return [sample for sample in samples if sample is not None]
+        return [group for group in groups if group is not None]
 
     def close(self) -> None:
         self._waiting.clear()

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 import torch
 
-from services.trainer import metrics, rollback, samples
+from services.trainer import groups, metrics, rollback
 from services.trainer.checkpoints import NoneUsable, Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.control import RunState
@@ -29,7 +29,7 @@ from services.trainer.rollback import Wanted
 from services.trainer.training import FIRST_DELAY_S, LAST_DELAY_S, Advance, Announcement, TrainingRun, insist
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.messages import Alert, GroupQuarantined, GroupReady, RunControl
-from shared.contracts.run import Ref, RunConfig
+from shared.contracts.run import RunConfig
 from shared.contracts.topics import (
     ALERTS,
     GROUPS_READY,
@@ -45,7 +45,7 @@ from shared.telemetry_spans import Place, Span, span, span_about
 FENCE_EVERY_S = 5.0  # how often an idle trainer looks whether a newer incarnation has taken its run
 A_RUN, GROUPS, THE_BUS = "a run to be started (runs.control)", "groups", "the bus"
 TAKEN = "another trainer has the run: this one waits for the next run"
-CHECKPOINTS = "a checkpoint that can be used: none of the run's can; go back to a published version (etude rollback), or put them back"
+CHECKPOINTS = "a checkpoint that can be used (its log names them; etude rollback goes on from a published version)"
 AGAIN_S = 60.0  # until it is looked whether checkpoints that could not be used can be now
 log = structlog.get_logger()
 
@@ -79,7 +79,9 @@ class Service:
                     log.error("superseded", run=error.run, reason=str(error))
                 self.health.clear(THE_BUS)
                 self.health.wait_on(TAKEN)
-                await _first(listening, self._another())  # nobody reads groups: the one who has the run is to hear of all
+                await _first(
+                    listening, self._another()
+                )  # nobody reads groups: the one who has the run is to hear of all
                 self.health.clear(TAKEN)
         finally:
             listening.cancel()
@@ -256,10 +258,11 @@ class Service:
         self.training = training
         model, config = training.engine.model.config, training.config.train
         self.hand = hand = Hand(
-            lambda ready: samples.load(self.objects, ready, model, config),
+            lambda ready: groups.load(self.objects, ready, model, config),
             lambda ready, reason: self._announce([training.set_aside(ready.group, reason)]),
             fetches=self.settings.trainer_fetches,
-            ahead=2 * training.config.schedule.groups_per_step,  # the next step's, and one more to fetch while it trains
+            ahead=2
+            * training.config.schedule.groups_per_step,  # the next step's, and one more to fetch while it trains
         )
         early = self.early.pop(run, OrderedDict())
         if later := [ready for ready in early.values() if ready.incarnation > training.mine.incarnation]:
@@ -301,7 +304,7 @@ class Service:
             self.hand = self.training = None
             metrics.forget(run)
 
-    async def _step(self, training: TrainingRun, batch: list[samples.Sample]) -> None:
+    async def _step(self, training: TrainingRun, batch: list[groups.LoadedGroup]) -> None:
         result: Advance = await self._in_thread(training.advance, batch)
         await self._announce(result.others)
         if result.published is None or result.committed is None:
@@ -350,10 +353,10 @@ class Service:
                 log.error(message.name, what=message.what, examples=message.examples)
 
 
-def _span(training: TrainingRun, batch: list[samples.Sample]) -> Span:
+def _span(training: TrainingRun, batch: list[groups.LoadedGroup]) -> Span:
     """Of a step, linked to the attempts that it trains. Its version's publication hangs below, and what becomes of that."""
     run, incarnation, step = training.run, training.mine.incarnation, training.step + 1
-    links = (Place.of(member.attempt, member.epoch) for sample in batch for member in sample.ready.members)
+    links = (Place.of(member.attempt, member.epoch) for loaded in batch for member in loaded.ready.members)
     subject = f"{run}/{incarnation}/{step}"
     return span_about(
         "training step", subject, links=links, run=run, incarnation=incarnation, step=step, groups=len(batch)

@@ -25,8 +25,8 @@ import torch
 from services.trainer import checkpoints, rollback
 from services.trainer.checkpoints import Superseded
 from services.trainer.engine import Engine
+from services.trainer.groups import LoadedGroup
 from services.trainer.masters import load_published, published_bits
-from services.trainer.samples import Sample
 from services.trainer.step import Trainer
 from shared import weights
 from shared.contracts import lineage
@@ -203,14 +203,14 @@ class TrainingRun:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def age(self, sample: Sample) -> int | None:
+    def age(self, loaded: LoadedGroup) -> int | None:
         """Greatest age of a token of the group in the next step; None: it names a version that this run never had."""
-        places = [self._position(serial) for serial in sample.versions]
+        places = [self._position(serial) for serial in loaded.versions]
         if any(place is None for place in places):
             return None
         return max(lineage.age(self.forks, self.mine.incarnation, self.step + 1, p) for p in places if p is not None)
 
-    def advance(self, samples: Sequence[Sample]) -> Advance:
+    def advance(self, groups: Sequence[LoadedGroup]) -> Advance:
         """Trains one step on these groups, in the ledger's order, and puts the new version. Raises Superseded.
 
         Groups that cannot be trained, or are older than the bound, are quarantined and left out; if none is left, no step is made.
@@ -218,20 +218,22 @@ class TrainingRun:
         self.check_not_superseded()
         began = time.perf_counter()
         result = Advance()
-        good = self._trainable(result, samples)
+        good = self._trainable(result, groups)
         if not good:
             return result
-        batch = [replace(s, group=i) for i, (sample, _) in enumerate(good) for s in sample.sequences]
-        attempts = sum(len(sample.ready.members) for sample, _ in good)
+        batch = [replace(s, group=i) for i, (loaded, _) in enumerate(good) for s in loaded.sequences]
+        attempts = sum(len(loaded.ready.members) for loaded, _ in good)
         measure = self.step % MEASURE_REPLAY_EVERY == 0
-        progress = max(sample.ready.progress for sample, _ in good)
+        progress = max(loaded.ready.progress for loaded, _ in good)
         with span("update", attempts=attempts, sequences=len(batch)):
             trained = self.trainer.train(batch, attempts, self.step + 1, progress=progress, measure_replay=measure)
         if not trained.applied:
-            self._refuse(result, [sample for sample, _ in good])
+            self._refuse(result, [loaded for loaded, _ in good])
             return result
         if not trained.mtp_applied:
-            what = f"step {self.step + 1}: the gradient of the speculation head was not finite; the head stays as it was"
+            what = (
+                f"step {self.step + 1}: the gradient of the speculation head was not finite; the head stays as it was"
+            )
             alert = Alert(run=self.run, name="mtp_gradient_not_finite", severity="warning", what=what)
             result.others.append((ALERTS, alert))
         for index in trained.bad_groups:
@@ -242,37 +244,37 @@ class TrainingRun:
         self.step += 1
         now = time.perf_counter()
         with span("publish weights"):
-            result.published = self._publish({sample.ready.group: age for sample, age in kept})
+            result.published = self._publish({loaded.ready.group: age for loaded, age in kept})
         metrics = trained.metrics | self._describe(kept) | {"seconds_publish": time.perf_counter() - now}
         metrics["seconds_step"] = time.perf_counter() - began
-        self.trained |= {sample.ready.group for sample, _ in kept}
+        self.trained |= {loaded.ready.group for loaded, _ in kept}
         self._last_committed = result.committed = StepCommitted(
             run=self.run,
             incarnation=self.mine.incarnation,
             step=self.step,
             serial=self.serial,
-            groups={sample.ready.group: age for sample, age in kept},
+            groups={loaded.ready.group: age for loaded, age in kept},
             metrics={name: float(value) for name, value in metrics.items() if np.isfinite(value)},
         )
         return result
 
-    def _trainable(self, result: Advance, samples: Sequence[Sample]) -> list[tuple[Sample, int]]:
+    def _trainable(self, result: Advance, groups: Sequence[LoadedGroup]) -> list[tuple[LoadedGroup, int]]:
         """With their ages, in the ledger's order. The gate paces so that none is older than the bound: one that is all the same
         is a bug, said aloud, and no reason to break the promise."""
         bound = self.config.schedule.max_staleness
-        good: list[tuple[Sample, int]] = []
+        good: list[tuple[LoadedGroup, int]] = []
         late: list[str] = []
-        for sample in sorted(samples, key=lambda s: s.ready.sequence):
-            age = self.age(sample)
+        for loaded in sorted(groups, key=lambda s: s.ready.sequence):
+            age = self.age(loaded)
             if age is None or age < 0:
                 self._quarantine(
-                    result, sample, f"sampled by versions {sorted(sample.versions)}: not of this run's past"
+                    result, loaded, f"sampled by versions {sorted(loaded.versions)}: not of this run's past"
                 )
             elif age > bound:
-                self._quarantine(result, sample, f"{age} steps old; allowed: {bound} (schedule.max_staleness)")
-                late.append(f"{sample.ready.group}: {age} steps")
+                self._quarantine(result, loaded, f"{age} steps old; allowed: {bound} (schedule.max_staleness)")
+                late.append(f"{loaded.ready.group}: {age} steps")
             else:
-                good.append((sample, age))
+                good.append((loaded, age))
         if late:
             what = f"step {self.step + 1}: {len(late)} groups are older than {bound} steps and are quarantined"
             alert = Alert(run=self.run, name="age_bound_breached", severity="critical", what=what, examples=late[:5])
@@ -287,29 +289,29 @@ class TrainingRun:
         )
         return GROUPS_QUARANTINED, word
 
-    def _quarantine(self, result: Advance, sample: Sample, reason: str) -> None:
-        result.others.append(self.set_aside(sample.ready.group, reason))
+    def _quarantine(self, result: Advance, loaded: LoadedGroup, reason: str) -> None:
+        result.others.append(self.set_aside(loaded.ready.group, reason))
 
-    def _refuse(self, result: Advance, samples: Sequence[Sample]) -> None:
+    def _refuse(self, result: Advance, groups: Sequence[LoadedGroup]) -> None:
         """The policy's gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""
-        for sample in samples:
-            self._quarantine(result, sample, f"the gradient of step {self.step + 1} was not finite")
-        examples = [sample.ready.group for sample in samples][:5]
-        what = f"step {self.step + 1}: the gradient was not finite; {len(samples)} groups are quarantined"
+        for loaded in groups:
+            self._quarantine(result, loaded, f"the gradient of step {self.step + 1} was not finite")
+        examples = [loaded.ready.group for loaded in groups][:5]
+        what = f"step {self.step + 1}: the gradient was not finite; {len(groups)} groups are quarantined"
         alert = Alert(run=self.run, name="gradient_not_finite", severity="critical", what=what, examples=examples)
         result.others.append((ALERTS, alert))
 
     @staticmethod
-    def _describe(kept: Sequence[tuple[Sample, int]]) -> dict[str, float]:
-        rewards = [sample.rewards for sample, _ in kept]
+    def _describe(kept: Sequence[tuple[LoadedGroup, int]]) -> dict[str, float]:
+        rewards = [loaded.rewards for loaded, _ in kept]
         attempts = sum(map(len, rewards))
-        contexts = [s for sample, _ in kept for s in sample.sequences]  # of one attempt there may be many
-        solved = [m.solved for sample, _ in kept for m in sample.ready.members if m.solved is not None]
+        contexts = [s for loaded, _ in kept for s in loaded.sequences]  # of one attempt there may be many
+        solved = [m.solved for loaded, _ in kept for m in loaded.ready.members if m.solved is not None]
         known = {"solved_share": float(np.mean(solved))} if solved else {}
         return known | {
             "reward_mean": float(np.mean([np.mean(r) for r in rewards])),
             "reward_best_mean": float(np.mean([max(r) for r in rewards])),
-            "signal_share": float(np.mean([sample.has_signal for sample, _ in kept])),
+            "signal_share": float(np.mean([loaded.has_signal for loaded, _ in kept])),
             "age_mean": float(np.mean([age for _, age in kept])),
             "age_max": float(max(age for _, age in kept)),
             "length_mean": sum(len(s.tokens_T) for s in contexts) / attempts,

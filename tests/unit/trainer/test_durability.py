@@ -15,7 +15,7 @@ import pytest
 from synthetic import RUN, SHAPE, group, run_config
 
 from etude.demo.prepare import PAUSE_ON
-from services.trainer import checkpoints, masters, samples
+from services.trainer import checkpoints, groups, masters
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Service
@@ -51,8 +51,8 @@ def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
     return lambda: TrainingRun(objects, config, trainer="t", cache=tmp_path / "cache", mtp_stride=1)
 
 
-def fetch(objects: Objects, number: int, **options: object) -> samples.Sample:
-    return samples.load(objects, group(objects, number, **options), SHAPE, TrainConfig())
+def fetch(objects: Objects, number: int, **options: object) -> groups.LoadedGroup:
+    return groups.load(objects, group(objects, number, **options), SHAPE, TrainConfig())
 
 
 def step(training: TrainingRun, number: int, version: int = 0) -> Advance:
@@ -117,10 +117,10 @@ def test_a_commit_names_its_groups_their_ages_and_figures(opened: Open) -> None:
 def test_lengths_are_of_attempts_however_many_contexts_one_has(opened: Open) -> None:
     training = opened()
     once = [fetch(training.objects, number) for number in (0, 1)]
-    sampled = [int(s.sampled_T.sum()) for sample in once for s in sample.sequences]
-    lengths = [len(s.tokens_T) for sample in once for s in sample.sequences]
-    attempts = sum(len(sample.rewards) for sample in once)
-    committed = training.advance([replace(sample, sequences=sample.sequences * 2) for sample in once]).committed
+    sampled = [int(s.sampled_T.sum()) for loaded in once for s in loaded.sequences]
+    lengths = [len(s.tokens_T) for loaded in once for s in loaded.sequences]
+    attempts = sum(len(loaded.rewards) for loaded in once)
+    committed = training.advance([replace(loaded, sequences=loaded.sequences * 2) for loaded in once]).committed
     assert isinstance(committed, StepCommitted)
     assert committed.metrics["sampled_mean"] == pytest.approx(2 * sum(sampled) / attempts)
     assert committed.metrics["length_mean"] == pytest.approx(2 * sum(lengths) / attempts)
@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_passed_over(objects: Objects, opened: Open) -> 
     first = opened()
     for number in range(4):
         step(first, number)
-    newest, older = checkpoints.manifests(objects, RUN)
+    newest, _ = checkpoints.manifests(objects, RUN)
     assert newest.step == 4
     objects.put(newest.state.key, b"not a state")
     assert opened().step == 2
@@ -334,10 +334,10 @@ def test_samples_of_dead_steps_are_aged_along_the_fork_and_what_is_too_old_is_ne
     for number in range(3):
         step(first, number)
     resumed = opened()  # from step 2; serial 3 was step 3 of the dead branch
-    sample = fetch(resumed.objects, 100, version=3)
-    assert resumed.age(sample) == (2 - 2) + (3 - 2)
+    loaded = fetch(resumed.objects, 100, version=3)
+    assert resumed.age(loaded) == (2 - 2) + (3 - 2)
     old = fetch(resumed.objects, 101, version=0)
-    result = resumed.advance([sample, old])
+    result = resumed.advance([loaded, old])
     assert result.committed is not None
     assert result.committed.groups == {"g-100": 1, "g-101": 2}
     assert not result.others
@@ -359,14 +359,14 @@ def test_a_gradient_that_is_not_finite_sets_its_groups_aside_and_is_an_alert_at_
 ) -> None:
     training = opened()
     before = full_state(training)
-    sample = fetch(training.objects, 0)
-    huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in sample.sequences]
-    result = training.advance([replace(sample, sequences=huge)])
+    loaded = fetch(training.objects, 0)
+    huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in loaded.sequences]
+    result = training.advance([replace(loaded, sequences=huge)])
     assert result.committed is None
     assert full_state(training) == before  # the speculation head neither
     aside, alert = (message for _, message in result.others)
     assert isinstance(aside, GroupQuarantined)
-    assert aside.group == sample.ready.group
+    assert aside.group == loaded.ready.group
     assert isinstance(alert, Alert)
     assert alert.name in PAUSE_ON
 
@@ -430,8 +430,8 @@ def damage(objects: Objects, ready: GroupReady, kind: str) -> GroupReady:
 @pytest.mark.parametrize("kind", ["missing", "flipped", "not a trajectory", "routing", "reward", "alone"])
 def test_a_damaged_group_is_refused_with_its_reason(objects: Objects, kind: str) -> None:
     ready = damage(objects, group(objects, 3), kind)
-    with pytest.raises(samples.Untrainable) as caught:
-        samples.load(objects, ready, SHAPE, TrainConfig())
+    with pytest.raises(groups.Untrainable) as caught:
+        groups.load(objects, ready, SHAPE, TrainConfig())
     assert len(str(caught.value)) > 10
 
 

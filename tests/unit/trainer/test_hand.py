@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from services.trainer.groups import LoadedGroup, Untrainable
 from services.trainer.hand import Hand
-from services.trainer.samples import Sample, Untrainable
 from shared.contracts.messages import GroupReady
 
 
@@ -16,8 +16,8 @@ def ready(number: int) -> GroupReady:
     return GroupReady(run="r", group=f"g-{number}", problem=f"p-{number}", sequence=number, members=[])
 
 
-def loaded(one: GroupReady) -> Sample:
-    return Sample(one, (), frozenset())
+def loaded(one: GroupReady) -> LoadedGroup:
+    return LoadedGroup(one, (), frozenset())
 
 
 async def aside(one: GroupReady, reason: str) -> None: ...
@@ -28,14 +28,14 @@ async def settled(hand: Hand) -> None:
         await asyncio.gather(*hand._tasks.values(), return_exceptions=True)
 
 
-def names(batch: list[Sample] | None) -> list[str]:
+def names(batch: list[LoadedGroup] | None) -> list[str]:
     return [one.ready.group for one in batch or []]
 
 
 def test_no_more_groups_are_fetched_than_the_next_steps_need_and_all_are_known() -> None:
     fetched: list[str] = []
 
-    def load(one: GroupReady) -> Sample:
+    def load(one: GroupReady) -> LoadedGroup:
         fetched.append(one.group)
         return loaded(one)
 
@@ -62,7 +62,7 @@ def test_no_more_groups_are_fetched_than_the_next_steps_need_and_all_are_known()
 def test_a_group_that_cannot_be_trained_makes_room_for_the_next_even_if_nobody_could_be_told() -> None:
     told: list[str] = []
 
-    def load(one: GroupReady) -> Sample:
+    def load(one: GroupReady) -> LoadedGroup:
         if one.group == "g-0":
             raise Untrainable("no attempt sampled a token")
         if one.group == "g-1":
@@ -86,19 +86,20 @@ def test_a_group_that_cannot_be_trained_makes_room_for_the_next_even_if_nobody_c
 
 
 def test_a_closed_hand_fetches_nothing_more() -> None:
-    fetched, go = [], threading.Event()
-
-    def load(one: GroupReady) -> Sample:
-        fetched.append(one.group)
-        go.wait(10)
-        return loaded(one)
-
     async def scenario() -> None:
+        fetched, go = [], threading.Event()
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def load(one: GroupReady) -> LoadedGroup:
+            fetched.append(one.group)
+            loop.call_soon_threadsafe(begun.set)
+            go.wait(10)
+            return loaded(one)
+
         hand = Hand(load, aside, fetches=1, ahead=1)
         for number in range(3):
             hand.add(ready(number))
-        while not fetched:
-            await asyncio.sleep(0.01)
+        await begun.wait()
         hand.close()
         go.set()
         with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from synthetic import RUN, SHAPE, group, run_config
 
-from services.trainer import checkpoints, masters, rollback, samples
+from services.trainer import checkpoints, groups, masters, rollback
 from services.trainer.rollback import Impossible, Wanted
 from services.trainer.training import TrainingRun
 from shared import weights
@@ -36,7 +36,7 @@ def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
 def step(training: TrainingRun, number: int, version: int = 0) -> None:
     """The `number`-th step: groups 2 number and 2 number + 1."""
     loaded = [
-        samples.load(training.objects, group(training.objects, 2 * number + i, version=version), SHAPE, TrainConfig())
+        groups.load(training.objects, group(training.objects, 2 * number + i, version=version), SHAPE, TrainConfig())
         for i in (0, 1)
     ]
     assert training.advance(loaded).committed

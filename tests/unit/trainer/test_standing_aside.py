@@ -81,7 +81,9 @@ def test_a_superseded_trainer_stays_up_leaves_the_groups_to_its_heir_and_trains_
                     break
             await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="pause"))
             await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="resume"))
-            other = objects.put("runs/other/config.json", msgspec.json.encode(msgspec.structs.replace(config, run="other")))
+            other = objects.put(
+                "runs/other/config.json", msgspec.json.encode(msgspec.structs.replace(config, run="other"))
+            )
             await bus.publish(RUNS_CONTROL, "other", RunControl(run="other", action="start", config=other))
             await until(lambda: trainer.training and trainer.training.run == "other")
             assert TAKEN not in waits(trainer)

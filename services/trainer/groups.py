@@ -22,7 +22,7 @@ class Untrainable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadedGroup:
     """A group in hand. `sequences` carry group index 0 until they join a batch; `versions`: serials that sampled them."""
 
     ready: GroupReady
@@ -38,7 +38,7 @@ class Sample:
         return any(s.has_signal for s in self.sequences)
 
 
-def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainConfig) -> Sample:
+def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainConfig) -> LoadedGroup:
     """Raises Untrainable; an error of the store itself goes through, and the caller tries again."""
     rewards = [member.reward for member in ready.members]
     if len(rewards) < 2:
@@ -67,7 +67,7 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
     if not sequences:
         raise Untrainable("no attempt sampled a token")
     versions = frozenset(int(v) for s in sequences for v in np.unique(s.versions_T[s.sampled_T]))
-    return Sample(ready, tuple(sequences), versions)
+    return LoadedGroup(ready, tuple(sequences), versions)
 
 
 def _lot(group: str) -> float:
