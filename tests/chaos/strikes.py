@@ -93,7 +93,7 @@ async def freeze_trainer(platform: Platform, current: str, successor: str) -> Ou
 
     outcome = await _awaited(outcome, began, until(superseded, "the old trainer to stand aside", BACK_WITHIN_S))
     if not outcome.failed and platform.process(current) != victim:
-        outcome.failed = "the frozen trainer was started again"
+        outcome.failed = "the frozen trainer did not stay up: started again, it would take the run back"
     if not outcome.failed:
         outcome = await _awaited(
             outcome, began, platform.advances(platform.trained, 1, "training by the new trainer", BACK_WITHIN_S)
