@@ -120,3 +120,19 @@ def test_without_a_usable_checkpoint_the_trainer_waits_for_a_person_and_goes_bac
         (tmp_path / directory).mkdir()
     monkeypatch.setattr(service, "AGAIN_S", 3600.0)
     asyncio.run(scenario())
+
+
+def test_what_is_announced_again_before_the_run_is_open_comes_in_the_order_of_the_later_announcement(
+    objects: Objects, tmp_path: Path
+) -> None:
+    """A new incarnation is told of older groups, freed by the fork, before those that its predecessor was told of last."""
+
+    async def scenario() -> None:
+        async with serving(objects, tmp_path) as (trainer, bus):
+            first, second = (group(objects, number) for number in (0, 1))
+            for ready in (second, first, msgspec.structs.replace(second, incarnation=1)):
+                await bus.publish(GROUPS_READY, RUN, ready)
+            await until(lambda: list(trainer.early.get(RUN, ())) == [first.group, second.group])
+            assert trainer.early[RUN][second.group].incarnation == 1
+
+    asyncio.run(scenario())
