@@ -15,14 +15,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import shared
-from services.curator import build, gate
+from services.curator import build
 from shared.formats import Format
 from shared.formats.fitting import read_fitting
 from shared.formats.registry import CARD, load_format
 from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
-from shared.sandbox import SandboxUnavailable, connect
+from shared.sandbox import SandboxUnavailable, connect, gate
 from shared.visible import visible
 
 app = typer.Typer(
