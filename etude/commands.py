@@ -316,7 +316,8 @@ def evaluate(
     leave_out: Annotated[
         bool,
         typer.Option(
-            "--leave-out", help="Of --problems: name and count what the chat format cannot take, measure the rest."
+            "--leave-out",
+            help="Name and count what the chat format cannot take, and what of --problems fails the check; measure the rest.",
         ),
     ] = False,
 ) -> None:
@@ -335,10 +336,6 @@ def evaluate(
             raise typer.BadParameter("a file of problems has no splits; it goes with --pack", param_hint="--split")
     elif pack and not problems:
         what = Split(pack, split or "held_out")
-        if leave_out:
-            raise typer.BadParameter(
-                "a pack has nothing to leave out; it goes with --problems", param_hint="--leave-out"
-            )
     else:
         raise typer.BadParameter(
             BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"

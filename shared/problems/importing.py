@@ -20,7 +20,7 @@ _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files a
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A problem and the line of the file that it stands on, counted from 1."""
+    """A problem and the line of the file that it stands on, counted from 1; 0: it is of a pack."""
 
     number: int
     problem: Problem

@@ -214,7 +214,6 @@ def front_door() -> typer.Typer:
         (["--problems", "own.jsonl", "--pack", "."], "found both"),
         (["--problems", "own.jsonl", "--split", "dev"], "goes with --pack"),
         (["--pack", ".", "--split", "rl"], "'dev', 'held_out'"),
-        (["--pack", ".", "--leave-out"], "goes with --problems"),
     ],
 )
 def test_an_evaluation_is_of_a_file_or_of_a_split_and_says_so(
