@@ -12,6 +12,7 @@ import typer
 
 from etude import doctor as machine
 from etude.finding import Finding
+from shared.options import finite
 
 if TYPE_CHECKING:
     from shared.objects import Objects
@@ -187,7 +188,8 @@ def plan(
 
 def demo(
     minutes: Annotated[
-        float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)
+        float,
+        typer.Option(help="Minutes of practice, first request to last publication.", min=0.1, callback=finite),
     ] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,

@@ -105,6 +105,7 @@ def test_all_go_into_the_one_split_that_is_named(own: Path, tmp_path: Path) -> N
     [
         (["--split", "rl", "--held-out", "0.3"], "found --held-out 0.3 and --split rl"),
         (["--split", "test"], "'train', 'rl', 'dev', 'held_out'"),
+        (["--held-out", "nan"], "Input should be"),
         (["--held-out", "1"], "less than or equal to 0.99"),
         (["--checkpoint", "/nowhere"], "--checkpoint /nowhere: found no etude.json there"),
     ],
