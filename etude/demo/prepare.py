@@ -26,6 +26,7 @@ from shared.problems import pack as packs
 from shared.problems.importing import Line
 from shared.problems.splits import HELD_OUT, own_splits
 from shared.sandbox import SandboxUnavailable
+from shared.visible import visible
 from shared.weights.checkpoint_objects import download_directory, upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
@@ -330,7 +331,7 @@ def chat_format(checkpoint: Path) -> Format:
 
 
 def tell(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:
