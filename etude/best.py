@@ -20,7 +20,7 @@ import typer
 
 from etude.acting import Refused, Say, chosen
 from etude.demo.conduct import tell
-from etude.demo.report import figures_of, paired
+from etude.demo.report import figures_of, in_points, paired, within
 from etude.standing import HEARD, Listener, Standing
 from shared import bus as buses
 from shared import objects as stores
@@ -58,7 +58,7 @@ class Choice:
     @property
     def untold(self) -> list[int]:
         """Versions that the best cannot be told from."""
-        return [serial for serial, gain in sorted(self.gains.items()) if gain["ci95"][0] <= 0.0]
+        return [serial for serial, gain in sorted(self.gains.items()) if not gain["ci95"] or gain["ci95"][0] <= 0.0]
 
 
 def kind(report: Report) -> Kind:
@@ -100,9 +100,9 @@ def told(run: str, choice: Choice, newest: int | None, *, gone: bool = False) ->
     """What a person reads. `newest`: the version that was published last, None: not known here; `gone`: the best one's weights
     are."""
     figures = figures_of(dict(choice.alike[choice.serial]))
-    low, high = figures["ci95"]
+    share = f"{figures['pass_at_1']:.1%}{within(figures['ci95'], '{:.1%}')}"
     yield (
-        f"{run}: version {choice.serial}, {figures['pass_at_1']:.1%} [{low:.1%}, {high:.1%}] of {choice.how}, is the best of "
+        f"{run}: version {choice.serial}, {share} of {choice.how}, is the best of "
         f"{len(choice.alike)} that were measured so: {_versions(choice.alike)}."
     )
     last = "the newest" if choice.newest == newest else "the newest of these"
@@ -110,10 +110,9 @@ def told(run: str, choice: Choice, newest: int | None, *, gone: bool = False) ->
         yield f"It is {last}."
     else:
         gain = choice.gains[choice.newest]
-        points, ends = 100 * gain["mean"], ", ".join(f"{100 * end:+.1f}" for end in gain["ci95"])
         apart = "it cannot be told from it" if choice.newest in choice.untold else "they can be told apart"
         yield (
-            f"Beside {last}, version {choice.newest}: {points:+.1f} points [{ends}], paired over {gain['problems']} problems; "
+            f"Beside {last}, version {choice.newest}: {in_points(gain)}, paired over {gain['problems']} problems; "
             f"{apart}."
         )
     if untold := [serial for serial in choice.untold if serial != choice.newest]:

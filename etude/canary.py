@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from etude.acting import Refused, act, fitting, require_listeners
-from etude.demo.report import paired
+from etude.demo.report import in_points, paired
 from etude.demo.watch import say
 from etude.measuring import done, evaluate
 from etude.standing import HEARD, Listener
@@ -32,10 +32,7 @@ class Trial(NamedTuple):
 def verdict(there: dict[str, Any], now: dict[str, Any], trial: Trial) -> tuple[bool, str]:
     """Whether all may go there from what is now, and the figures in words. Both are reports of an evaluation."""
     gain = paired(now, there, "solved")
-    low, high = (100 * end for end in gain["ci95"])
-    points = 100 * gain["mean"]
-    said = f"{points:+.1f} points [{low:+.1f}, {high:+.1f}] on {gain['problems']} problems"
-    return points >= -trial.within, said
+    return 100 * gain["mean"] >= -trial.within, f"{in_points(gain)} on {gain['problems']} problems"
 
 
 async def go_back(

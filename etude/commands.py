@@ -12,6 +12,7 @@ import typer
 
 from etude import doctor as machine
 from etude.finding import Finding
+from shared.options import finite
 
 if TYPE_CHECKING:
     from shared.objects import Objects
@@ -187,7 +188,8 @@ def plan(
 
 def demo(
     minutes: Annotated[
-        float, typer.Option(help="Minutes of practice, first request to last publication.", min=0.1)
+        float,
+        typer.Option(help="Minutes of practice, first request to last publication.", min=0.1, callback=finite),
     ] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
@@ -316,7 +318,8 @@ def evaluate(
     leave_out: Annotated[
         bool,
         typer.Option(
-            "--leave-out", help="Of --problems: name and count what the chat format cannot take, measure the rest."
+            "--leave-out",
+            help="Name and count what the chat format cannot take, and what of --problems fails the check; measure the rest.",
         ),
     ] = False,
 ) -> None:
@@ -335,10 +338,6 @@ def evaluate(
             raise typer.BadParameter("a file of problems has no splits; it goes with --pack", param_hint="--split")
     elif pack and not problems:
         what = Split(pack, split or "held_out")
-        if leave_out:
-            raise typer.BadParameter(
-                "a pack has nothing to leave out; it goes with --problems", param_hint="--leave-out"
-            )
     else:
         raise typer.BadParameter(
             BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"

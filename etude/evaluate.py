@@ -23,7 +23,16 @@ from rich.console import Console
 
 from etude import exchange
 from etude.demo.conduct import Conductor, Patience, Stalled, explained
-from etude.demo.prepare import DemoError, configure, own_problems, store_config, tell, upload_pack, write_split
+from etude.demo.prepare import (
+    DemoError,
+    configure,
+    fitting_split,
+    own_problems,
+    store_config,
+    tell,
+    upload_pack,
+    write_split,
+)
 from etude.demo.report import figures_of
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
 from etude.supervisor import ServiceSpec, Supervisor
@@ -31,6 +40,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, Retry
+from shared.formats.fitting import Fitting
 from shared.formats.registry import FORMATS, load_format
 from shared.output import require_writable, write_whole
 from shared.problems.pack import file_name
@@ -174,6 +184,13 @@ def _count_lines(compressed: bytes) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
 
 
+def chosen(problems: Path | Split, checkpoint: Path, leave_out: bool) -> tuple[Path, Fitting]:
+    """Where they are from, and those that can be measured on. Raises DemoError where some are left out that must not be."""
+    if isinstance(problems, Path):
+        return problems, own_problems(problems, checkpoint, leave_out=leave_out)
+    return problems.pack, fitting_split(problems.pack, problems.name, checkpoint, leave_out=leave_out)
+
+
 def run(
     checkpoint: Path,
     problems: Path | Split,
@@ -183,25 +200,25 @@ def run(
     retry: Retry = "fresh",
     leave_out: bool = False,
 ) -> int:
-    """`problems`: a user's JSONL file, or a split of a pack. `leave_out`: problems of the file that the checkpoint's chat
-    format cannot take are named and counted. Returns the exit code."""
+    """`problems`: a user's JSONL file, or a split of a pack. `leave_out`: problems that the checkpoint's chat format cannot take,
+    and those of the file that do not pass the check, are named and counted. Returns the exit code."""
     console = Console(stderr=True)
     if not (checkpoint / "config.json").exists():
         console.print(
             f"--checkpoint {checkpoint}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
         )
         return 2
-    refused: list[str] = []
     try:
         if out:
             require_writable(out, "--json")
         require_servable(checkpoint)
         with tempfile.TemporaryDirectory(prefix="etude-pack-") as folder:
-            if isinstance(problems, Path):
-                own = own_problems(problems, checkpoint, leave_out=leave_out)
-                if refused := own.refused:
-                    tell(f"{problems}: {own.left_out()}")
-                problems = Split(write_split(Path(folder), "all", own.pairs), "all")
+            source, own = chosen(problems, checkpoint, leave_out)
+            for said in filter(None, (own.left_out(), own.unproven())):
+                tell(f"{source}: {said}")
+            if isinstance(problems, Path) or own.without:
+                name = "all" if isinstance(problems, Path) else problems.name
+                problems = Split(write_split(Path(folder), name, own.pairs), name)
             report = asyncio.run(
                 measure(
                     checkpoint,
@@ -218,7 +235,7 @@ def run(
         return 1
     except KeyboardInterrupt:
         return 130
-    text = json.dumps({**figures_of(report), "left_out": len(refused)}, indent=2)
+    text = json.dumps({**figures_of(report), "left_out": own.without}, indent=2)
     print(text, flush=True)
     if out:
         try:

@@ -21,7 +21,7 @@ from rich.table import Table
 from etude.acting import Refused, chosen, require_listeners
 from etude.best import Kind, deleted, kind
 from etude.demo.conduct import Conductor, Stalled, came_to_a_verdict
-from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, paired
+from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, in_points, paired, within
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
 from etude.evaluate import count_objects
 from etude.hearing import Hearing
@@ -225,17 +225,13 @@ def table(rows: Iterable[Measured]) -> Table:
     for row in rows:
         f = row.figures
         k, best = (f["k"], f[BEST_OF_K]) if BEST_OF_K in f else (8, f[BEST_OF_8])
-        gain = (
-            f"{row.gain['mean'] * 100:+.1f} [{', '.join(f'{x * 100:+.1f}' for x in row.gain['ci95'])}]"
-            if row.gain
-            else ""
-        )
+        gain = in_points(row.gain).replace(" points", "") if row.gain else ""
         shown.add_row(
             str(row.version),
             str(row.step),
             f"{f['problems']} × {f['samples']}",
             f"{f['pass_at_1']:.1%}",
-            f"[{f['ci95'][0]:.1%}, {f['ci95'][1]:.1%}]",
+            within(f["ci95"], "{:.1%}").strip(),
             f"{f['first_edit']:.1%}",
             f"{best:.1%} of {k}",
             "–" if f["greedy"] is None else f"{f['greedy']:.1%}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.commands import BOTH, Retry, State
+from shared.options import finite
 
 if TYPE_CHECKING:
     from etude.acting import Action
@@ -27,7 +28,7 @@ RunOrLast = Annotated[
 Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
 Problems = Annotated[int, typer.Option(help="Held-out problems to measure on, at most; 0: all.", min=0)]
 Samples = Annotated[int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)]
-Within = Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0)]
+Within = Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0, callback=finite)]
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
@@ -46,7 +47,7 @@ def start(
         Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
-    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0)] = 10.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0, callback=finite)] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
     retry: Retry = "fresh",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,19 @@ class BadChange(Told):
 def read(path: Path) -> dict[str, Any]:
     """Raises BadChange."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(), parse_constant=_finite, parse_float=_finite)
     except (OSError, ValueError) as error:
         raise BadChange(f"--config {path}: {error}") from None
     if not isinstance(found, dict):
         raise BadChange(f"--config {path}: found {type(found).__name__}; allowed: an object with {', '.join(SECTIONS)}")
     return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"found {text}; allowed: a finite number")
+    return value
 
 
 def apply(config: RunConfig, changes: dict[str, Any], source: Path) -> RunConfig:

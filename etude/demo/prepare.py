@@ -13,16 +13,20 @@ from rich.console import Console
 
 from etude import exchange
 from etude.demo import changes
+from etude.demo.checking import checked
 from etude.demo.options import DemoOptions
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
 from shared.formats import Format
-from shared.formats.fitting import Fitting, read_fitting
+from shared.formats.fitting import Fitting, fit, read_fitting
 from shared.formats.registry import load_format
 from shared.objects import Objects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
+from shared.problems.importing import Line
 from shared.problems.splits import HELD_OUT, own_splits
+from shared.sandbox import SandboxUnavailable
+from shared.visible import visible
 from shared.weights.checkpoint_objects import download_directory, upload_directory
 
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
@@ -63,7 +67,8 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     imported, directory = base_of(objects, options)
     step = config.schedule.groups_per_step
     if options.problems:
-        pack = own_pack(options.problems, options.state / "own-pack", chat_format(directory), step)
+        folder = options.state / "own-pack"  # where the run is started, there may be no sandbox
+        pack = own_pack(options.problems, folder, chat_format(directory), step, must_check=False)
     else:
         pack = options.pack or make_pack()
         parts_of(pack, "held_out")
@@ -226,12 +231,16 @@ def store_config(objects: Objects, config: RunConfig) -> Ref:
     return objects.put(f"runs/{config.run}/config.json", msgspec.json.encode(config))
 
 
-def own_pack(path: Path, directory: Path, chat: Format | None = None, groups_per_step: int = 0) -> Path:
-    """A pack of two splits (rl, held_out) of those problems of a user's JSONL file that the policy's chat format can take,
-    relatives kept together. Says how many there are, what was left out and why. `chat`: of the base policy where left out;
-    `groups_per_step`: 0 where no run is started. Raises DemoError, also where not one step is possible."""
-    fitting = _fitting(path, chat or chat_format(BASE))
-    for said in filter(None, (fitting.left_out(), fitting.doubt())):
+def own_pack(
+    path: Path, directory: Path, chat: Format | None = None, groups_per_step: int = 0, *, must_check: bool = True
+) -> Path:
+    """A pack of two splits (rl, held_out) of those problems of a user's JSONL file that the policy's chat format can take and
+    that pass the check, relatives kept together. Says how many there are, what was left out and why. `chat`: of the base policy
+    where left out; `groups_per_step`: 0 where no run is started; `must_check`: without a sandbox nothing goes on. Raises
+    DemoError, also where not one step is possible."""
+    chat = chat or chat_format(BASE)
+    fitting = _checked(path, _fitting(path, chat), chat, must=must_check)
+    for said in filter(None, (fitting.left_out(), fitting.doubt(), fitting.unproven())):
         tell(f"{path}: {said}")
     splits = own_splits(fitting.pairs, HELD_OUT)
     count = {name: len(members) for name, members in splits.items()}
@@ -258,14 +267,38 @@ def own_pack(path: Path, directory: Path, chat: Format | None = None, groups_per
 
 def own_problems(path: Path, checkpoint: Path = BASE, *, leave_out: bool = False) -> Fitting:
     """All of a user's JSONL file (docs/problems.md), for a measurement, which leaves nothing out unless it is told to. Raises
-    DemoError naming every bad line and its field, and every problem that the checkpoint's chat format cannot take."""
-    fitting = _fitting(path, chat_format(checkpoint))
-    if fitting.refused and not leave_out:
-        raise DemoError(
-            f"{path}: {fitting.refusal()}\nA measurement leaves nothing out by itself: shorten these, take them away, or "
-            "--leave-out, which counts them"
-        )
+    DemoError naming every bad line and its field, every problem that the checkpoint's chat format cannot take, and every one that
+    does not pass the check."""
+    chat = chat_format(checkpoint)
+    fitting = _fitting(path, chat)
+    if leave_out or not fitting.refused:  # else there is no need to wait for the sandbox
+        fitting = _checked(path, fitting, chat)
+    if fitting.without and not leave_out:
+        raise leaves_nothing_out(path, fitting)
     return fitting
+
+
+def fitting_split(pack: Path, split: str, checkpoint: Path, *, leave_out: bool) -> Fitting:
+    """The same of one split of a pack, whose problems were checked when it was made. Raises DemoError."""
+    public, hidden = parts_of(pack, split)
+    try:
+        secrets = packs.Lines(hidden.read_bytes(), Hidden)
+        lines = [Line(0, problem, secrets[problem.id]) for problem in packs.read_problems(public.read_bytes())]
+    except packs.PackError as error:
+        raise DemoError(f"{pack}: split {split}: {error}") from None
+    except KeyError as error:
+        raise DemoError(f"{hidden}: found no hidden part of problem {error}") from None
+    fitting = fit(lines, chat_format(checkpoint))
+    if not fitting.lines or (fitting.without and not leave_out):
+        raise leaves_nothing_out(public, fitting)
+    return fitting
+
+
+def leaves_nothing_out(path: Path, fitting: Fitting) -> DemoError:
+    return DemoError(
+        f"{path}: {fitting.refusal()}\nA measurement leaves nothing out by itself: mend or shorten these, take them away, or "
+        "--leave-out, which counts them"
+    )
 
 
 def _fitting(path: Path, chat: Format) -> Fitting:
@@ -273,6 +306,18 @@ def _fitting(path: Path, chat: Format) -> Fitting:
         return read_fitting(path, chat)
     except ProblemError as error:
         raise DemoError(str(error)) from None
+
+
+def _checked(path: Path, fitting: Fitting, chat: Format, *, must: bool = True) -> Fitting:
+    try:
+        return checked(path, fitting, chat)
+    except ProblemError as error:
+        raise DemoError(str(error)) from None
+    except SandboxUnavailable as error:
+        if must:
+            raise DemoError(f"{path}: the problems cannot be checked: {error}") from None
+        tell(f"{path}: not checked here, the run's admission checks those to practise on alone: {error}")
+        return fitting
 
 
 def chat_format(checkpoint: Path) -> Format:
@@ -286,7 +331,7 @@ def chat_format(checkpoint: Path) -> Format:
 
 
 def tell(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:

@@ -42,13 +42,13 @@ ROWS = (
 def figures_of(evaluation: dict[str, Any]) -> dict[str, Any]:
     """The figures of one evaluation under the names that report.json promises. With fewer than eight attempts a problem there
     are no eight to choose from: `best_of_8` is null, and `best_of_k` and `k` stand beside it. `greedy` and `tokens_per_solved`
-    are null where there are none (nothing was solved)."""
+    are null where there are none (nothing was solved), `ci95` where there are not two problems."""
     f = evaluation["figures"]
     k = int(f["k"])
     best = {BEST_OF_8: f["best_of_k"]} if k == 8 else {BEST_OF_8: None, BEST_OF_K: f["best_of_k"], "k": k}
     return {
         "pass_at_1": f["pass_at_1"],
-        "ci95": [f["pass_at_1_low"], f["pass_at_1_high"]],
+        "ci95": [f["pass_at_1_low"], f["pass_at_1_high"]] if f["problems"] > 1 else None,
         "first_edit": f["first_edit"],
         **best,
         "greedy": f.get("greedy"),
@@ -65,11 +65,23 @@ def per_problem(evaluation: dict[str, Any], key: str) -> dict[str, float]:
 
 
 def paired(before: dict[str, Any], after: dict[str, Any], key: str, seed: int = 0) -> dict[str, Any]:
-    """Difference over the problems that both evaluations have, with its bootstrap interval over problems."""
+    """Difference over the problems that both evaluations have, with its bootstrap interval over problems; null where there are
+    not two."""
     a, b = per_problem(before, key), per_problem(after, key)
     common = sorted(a.keys() & b.keys())
     mean, low, high = paired_difference(np.array([a[k] for k in common]), np.array([b[k] for k in common]), seed=seed)
-    return {"mean": mean, "ci95": [low, high], "problems": len(common)}
+    return {"mean": mean, "ci95": [low, high] if len(common) > 1 else None, "problems": len(common)}
+
+
+def within(ci95: list[float] | None, form: str) -> str:
+    """` [low, high]` behind a figure, both in `form`; nothing where there is no interval."""
+    return f" [{', '.join(form.format(end) for end in ci95)}]" if ci95 else ""
+
+
+def in_points(gain: dict[str, Any]) -> str:
+    """A difference and its interval: `+1.5 points [-0.5, +3.5]`."""
+    ends = gain["ci95"] and [100 * end for end in gain["ci95"]]
+    return f"{100 * gain['mean']:+.1f} points{within(ends, '{:+.1f}')}"
 
 
 def audit(state: Path, run: str) -> dict[str, Any]:
@@ -142,9 +154,9 @@ def write(outcome: Outcome, path: Path, objects: Objects, console: Console) -> N
     console.print(table(figures))
     write_whole(path, json.dumps(figures, indent=2) + "\n")
     gain = figures["gain"]["pass_at_1"]
+    sure = "(95 % interval {:+.1f} to {:+.1f}) ".format(*(100 * end for end in gain["ci95"])) if gain["ci95"] else ""
     console.print(
-        f"pass@1 {gain['mean'] * 100:+.1f} points "
-        f"(95 % interval {gain['ci95'][0] * 100:+.1f} to {gain['ci95'][1] * 100:+.1f}) "
+        f"pass@1 {gain['mean'] * 100:+.1f} points {sure}"
         f"after {figures['minutes']:.1f} minutes, {figures['steps']} steps, {figures['attempts']} attempts; "
         f"lost {figures['lost']}, trained twice {figures['trained_twice']}, greatest age {figures['greatest_age']}.",
         highlight=False,
@@ -177,7 +189,7 @@ def table(figures: dict[str, Any]) -> Table:
             value = side[BEST_OF_K if key == BEST_OF_8 and BEST_OF_K in side else key]
             text = "–" if value is None else form.format(value)
             if key == "pass_at_1":
-                text += f" [{side['ci95'][0]:.1%}, {side['ci95'][1]:.1%}]"
+                text += within(side["ci95"], "{:.1%}")
             cells.append(text)
         result.add_row(label.format(k=before.get("k", 8)), *cells)
     return result
@@ -206,10 +218,8 @@ def plot(outcome: Outcome) -> Figure:
         (ends[1], outcome.after, "#063", "held-out problems, after"),
     ):
         f = figures_of(side)
-        low, high = f["pass_at_1"] - f["ci95"][0], f["ci95"][1] - f["pass_at_1"]
-        left.errorbar(
-            [x], [f["pass_at_1"] * 100], yerr=[[low * 100], [high * 100]], fmt="o", capsize=4, color=colour, label=label
-        )
+        sure = [[abs(end - f["pass_at_1"]) * 100] for end in f["ci95"]] if f["ci95"] else None
+        left.errorbar([x], [f["pass_at_1"] * 100], yerr=sure, fmt="o", capsize=4, color=colour, label=label)
     drawn = ", drawn by hardness" if outcome.config.schedule.hardness_sampling else ""
     left.set(
         xlabel=f"minutes of practice\n(practice problems are others than the held-out ones{drawn})",

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from etude.demo.progress import Progress, Step
+from shared.visible import visible
 
 PLAIN_EVERY_S = 15.0
 LAST_STEPS = 5  # one step alone says little: 128 attempts
@@ -105,7 +106,7 @@ def say(console: Console, title: str, line: str) -> None:
 def say_error(console: Console, error: BaseException) -> None:
     """Its text and its notes, as they are: what a user wrote (`files[f.py]`) is no markup."""
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(visible(text), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.asynccontextmanager

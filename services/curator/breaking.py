@@ -13,9 +13,10 @@ from services.curator.fuzz import MAX_SHOWN, MAX_VISIBLE, Recorded, shown
 from services.curator.mine import Function
 from shared.problems.mutations import Mutant, Mutations
 from shared.problems.schema import Case, Hidden, Problem
-from shared.problems.values import equal, show
+from shared.problems.values import show
 from shared.sandbox import CallResult
 from shared.sandbox.pool import FunctionPool
+from shared.sandbox.problems import passes
 
 FILE = "solution.py"
 MIN_FAILING = 3
@@ -62,10 +63,6 @@ def break_functions(pool: FunctionPool, recorded: Sequence[Recorded], wanted: Se
             behaviours[index].add(behaviour)
             broken[index].append(Broken(mutant, results, failing))
     return broken
-
-
-def passes(case: Case, result: CallResult) -> bool:
-    return result.value is not None and equal(result.value, case.expected)
 
 
 def noticed(cases: Sequence[Case], results: Sequence[CallResult]) -> list[int]:

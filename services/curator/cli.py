@@ -15,14 +15,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import shared
-from services.curator import build, gate
+from services.curator import build
 from shared.formats import Format
-from shared.formats.fitting import read_fitting
+from shared.formats.fitting import gated, read_fitting
 from shared.formats.registry import CARD, load_format
 from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
-from shared.sandbox import SandboxUnavailable, connect
+from shared.sandbox import SandboxUnavailable, connect, gate
 from shared.visible import visible
 
 app = typer.Typer(
@@ -132,21 +132,16 @@ def import_(
             f"found --held-out {held_out:g} and --split {split}; give one of them", param_hint="--held-out"
         )
     try:
-        fitting = read_fitting(file, _format(checkpoint or _shipped()))
-        for said in filter(None, (fitting.left_out(), fitting.doubt())):
-            _tell(f"{file}: {said}")
-        outcomes = asyncio.run(_gate(fitting.pairs, sandbox))
+        chat = _format(checkpoint or _shipped())
+        fitting = read_fitting(file, chat)
+        fitting = gated(file, fitting, asyncio.run(_gate(fitting.pairs, sandbox)), chat)
     except (ValueError, SandboxUnavailable) as error:  # of the file: ProblemError; of the checkpoint: its format's
         _tell(f"tasks import: {error}")
         raise typer.Exit(2) from None
-    for outcome in outcomes:
-        if outcome.reason:
-            _tell(f"refused {outcome.problem.id}: {outcome.reason}")
-    passed = [(outcome.problem, outcome.hidden) for outcome in outcomes if not outcome.reason]
-    total = f"{len(passed)} of {len(fitting.pairs) + len(fitting.refused)} problems"
-    if not passed:
-        _tell(f"{out}: {total}; nothing is written")
-        raise typer.Exit(1)
+    for said in filter(None, (fitting.left_out(), fitting.doubt(), fitting.unproven())):
+        _tell(f"{file}: {said}")
+    passed = fitting.pairs
+    total = f"{len(passed)} of {len(passed) + fitting.without} problems"
     share = HELD_OUT if held_out is None else held_out
     splits: Mapping[str, list[tuple[Problem, Hidden]]] = {split: passed} if split else own_splits(passed, share)
     if empty := [name for name, members in splits.items() if not members]:

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from services.curator import admission, gate
+from services.curator import admission
 from services.curator.build import GENERATOR, read_manifest
 from services.curator.config import CuratorConfig
 from shared.bus import Bus, Delivery
@@ -22,7 +22,7 @@ from shared.formats.registry import load_format
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems.pack import PARTS, PackError, file_name, read_hidden, read_problems
 from shared.problems.schema import Hidden, Problem
-from shared.sandbox import Functions, SandboxUnavailable
+from shared.sandbox import Functions, SandboxUnavailable, gate
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import download_directory
 

@@ -55,7 +55,8 @@ def _attempt(result: Result) -> dict[str, Any]:
 
 
 def figures(request: EvalRequested, table: dict[str, dict[str, Any]], *, seed: int = 0) -> dict[str, float]:
-    """Shares are means over problems. `pass_at_1_low`, `_high`: 95 % bootstrap interval over problems. `best_of_k`: the
+    """Shares are means over problems. `pass_at_1_low`, `_high`: 95 % bootstrap interval over problems; absent for one problem,
+    which tells nothing of others. `best_of_k`: the
     unbiased estimate from n >= k samples that at least one of k solves the problem (`k` is 8, or the samples there are).
     `tokens_per_solved`: sampled tokens of all attempts, by those that solved; absent where nothing was solved. Without a
     single verdict only the counts are there."""
@@ -72,7 +73,9 @@ def figures(request: EvalRequested, table: dict[str, dict[str, Any]], *, seed: i
             np.array([row[name] for row in sampled], dtype=np.float64)
             for name in ("samples", "solved", "first_edit", "tokens")
         )
-        out["pass_at_1"], out["pass_at_1_low"], out["pass_at_1_high"] = bootstrap_mean(solved_P / n_P, seed=seed)
+        out["pass_at_1"], low, high = bootstrap_mean(solved_P / n_P, seed=seed)
+        if len(sampled) > 1:
+            out["pass_at_1_low"], out["pass_at_1_high"] = low, high
         out["first_edit"] = float((first_P / n_P).mean())
         out["k"] = float(min(BEST_OF, asked))
         out["best_of_k"] = float(

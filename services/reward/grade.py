@@ -17,7 +17,7 @@ from shared.contracts.trajectory import unpack
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems import Hidden, Problem
 from shared.problems.pack import PackError
-from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
+from shared.sandbox import CallResult, FunctionRun
 from shared.sandbox.pool import FunctionPool
 
 CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))  # fails only where every run would
@@ -63,15 +63,15 @@ class Grader:
         return answer
 
     def _grade(self, prepared: dict[int, _Prepared]) -> dict[int, Graded | str]:
-        """All in one go. Where a sandbox breaks although sandboxes work, half by half: what breaks them is found, and
-        takes no other attempt along. Raises SandboxUnavailable where none works."""
+        """All in one go. Where that fails although sandboxes work, half by half: what breaks them, or cannot be given to one, is
+        found, and takes no other attempt along. Raises SandboxUnavailable where none works."""
         try:
             verdicts = self._run(list(prepared.values()))
-        except SandboxUnavailable as error:
+        except Exception as error:  # whatever one of them brings about
             self._functions.run_sync([CANARY])
             log.warning("sandbox_broken", attempts=[a.item.key.attempt for a in prepared.values()], error=str(error))
             if len(prepared) == 1:
-                return dict.fromkeys(prepared, f"SandboxUnavailable: {error}")
+                return dict.fromkeys(prepared, f"{type(error).__name__}: {error}")
             entries = list(prepared.items())
             half = len(entries) // 2
             return self._grade(dict(entries[:half])) | self._grade(dict(entries[half:]))

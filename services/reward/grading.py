@@ -36,7 +36,7 @@ def run_of(problem: Problem, hidden: Hidden, files: Mapping[str, str]) -> Functi
     in every case."""
     try:
         return problems.run_of(problem, files, cases(problem, hidden), stop_at_error=True)
-    except problems.NotOneFunction as error:
+    except problems.NotRunnable as error:
         raise Ungradable(str(error)) from None
     except problems.FileGone:
         raise TaskError("MissingFile") from None

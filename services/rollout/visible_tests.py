@@ -20,7 +20,7 @@ from services.rollout.ends import InfrastructureError
 from shared.formats import Observation, Tool
 from shared.problems import Problem, values
 from shared.sandbox import CallResult, FunctionRun, Functions, SandboxUnavailable
-from shared.sandbox.problems import FileGone, NotOneFunction, run_of
+from shared.sandbox.problems import FileGone, NotRunnable, run_of
 from shared.telemetry import Health
 from shared.telemetry_spans import span
 
@@ -64,7 +64,7 @@ class VisibleTests:
         """The first failing visible test. Raises InfrastructureError where the sandbox cannot run."""
         try:
             wanted = run_of(problem, files, problem.visible, stop_at_error=True)
-        except (NotOneFunction, FileGone) as error:
+        except (NotRunnable, FileGone) as error:
             raise UnsupportedProblem(str(error)) from None
         facts = "\0".join((problem.id, wanted.entry, wanted.source, *(c.args + c.expected for c in problem.visible)))
         key = xxhash.xxh3_128_digest(facts.encode("utf-8", "surrogatepass"))

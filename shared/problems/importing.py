@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from shared.problems.schema import Case, Hidden, Problem, ProblemError, parse_line
-from shared.problems.values import decode
+from shared.problems.values import decode, encode
 
 _MAX_ERRORS = 20  # named in one message
+_A_LINE = "one JSON object a line (docs/problems.md)"
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A problem and the line of the file that it stands on, counted from 1."""
+    """A problem and the line of the file that it stands on, counted from 1; 0: it is of a pack."""
 
     number: int
     problem: Problem
@@ -31,11 +34,8 @@ def import_jsonl(path: Path) -> list[tuple[Problem, Hidden]]:
 
 def read_lines(path: Path) -> list[Line]:
     """As `import_jsonl`, with the numbers of the lines."""
-    try:
-        # At line feeds alone: JSON may hold other ends of a line as they are (U+2028, U+0085). A mark of the byte order is none.
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemError(f"{path}: {error}") from None
+    text = _text(path)
+    lines = text.split("\n")  # alone: JSON may hold other ends of a line as they are (U+2028, U+0085)
     read: list[Line] = []
     errors: list[str] = []
     first: dict[str, int] = {}
@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[Line]:
         if not line.strip():
             continue
         try:
-            problem, hidden = parse_line(line, number)
+            problem, hidden = canonical(*parse_line(line, number), number)
             check(problem, hidden, number)
             if problem.id in first:
                 raise ProblemError(
@@ -55,10 +55,37 @@ def read_lines(path: Path) -> list[Line]:
         first[problem.id] = number
         read.append(Line(number, problem, hidden))
     if errors:
+        if sum(bool(line.strip()) for line in lines) > 1 and _is_json(text):
+            raise ProblemError(f"{path}: found one JSON object over several lines; allowed: {_A_LINE}")
         raise ProblemError(f"{path}:\n{listed(errors)}")
     if not read:
-        raise ProblemError(f"{path}: no problems in it; one JSON object a line is expected (docs/problems.md)")
+        raise ProblemError(f"{path}: no problems in it; allowed: {_A_LINE}")
     return read
+
+
+def _text(path: Path) -> str:
+    """Of a file that may be one of problems. Raises ProblemError."""
+    try:
+        data = path.read_bytes()
+        if b"\0" in data:  # JSON never has it; half of UTF-16 is made of it
+            raise ProblemError(f"{path}: found bytes that are 0, as in UTF-16; allowed: text in UTF-8")
+        text = data.decode("utf-8-sig")  # a mark of the byte order is no part of a line
+    except OSError as error:
+        raise ProblemError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ProblemError(f"{path}: line {number}: found {data[error.start]:#04x}; allowed: text in UTF-8") from None
+    if text.lstrip().startswith("["):
+        raise ProblemError(f"{path}: found a JSON array; allowed: {_A_LINE} (`jq -c '.[]'` makes one of the other)")
+    return text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def listed(reasons: Sequence[str]) -> str:
@@ -97,8 +124,8 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     except ValueError as error:
         raise refuse("entry", str(error)) from None
     for field, text in ((f"files[{path}]", problem.files[path]), (f"solution[{path}]", hidden.solution.get(path))):
-        if text is not None and not _defines(text, name):
-            raise refuse(field, f"defines no function {name!r} at its top level")
+        if text is not None and (objection := _objection(text, name)):
+            raise refuse(field, objection)
     unknown = sorted(set(hidden.solution) - set(problem.files))
     if unknown:
         raise refuse("solution", f"found {unknown[0]!r}, which is not in 'files'")
@@ -106,21 +133,21 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
         raise refuse("visible", "is empty; the agent needs at least one case to see")
     if problem.actual and len(problem.actual) != len(problem.visible):
         raise refuse("actual", f"found {len(problem.actual)} texts for {len(problem.visible)} visible cases")
-    for field, cases in (("visible", problem.visible), ("hidden", hidden.cases)):
-        for index, case in enumerate(cases):
-            _check_case(case, f"line {number}: field '{field}[{index}]")
-    if problem.limits.time_s <= 0 or problem.limits.memory_mb < 64:
-        raise refuse("limits", "allowed: time_s above 0, memory_mb from 64")
+    if objection := problem.limits.objection():
+        raise refuse("limits", objection)
 
 
-def _defines(text: str, name: str) -> bool:
+def _objection(text: str, name: str) -> str:
+    """Empty for code that defines the function, and for code that Python does not take: a syntax error may be the bug; the gate
+    sees what it does."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return True  # a syntax error may be the bug; the gate sees what it does
-    return any(
-        isinstance(node, ast.FunctionDef | ast.Assign | ast.ImportFrom) and _binds(node, name) for node in tree.body
-    )
+        return ""
+    except (RecursionError, MemoryError):
+        return "is nested too deeply for Python to read"
+    nodes = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign | ast.ImportFrom))
+    return "" if any(_binds(node, name) for node in nodes) else f"defines no function {name!r} at its top level"
 
 
 def _binds(node: ast.stmt, name: str) -> bool:
@@ -131,14 +158,27 @@ def _binds(node: ast.stmt, name: str) -> bool:
     return isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names)
 
 
-def _check_case(case: Case, where: str) -> None:
+def canonical(problem: Problem, hidden: Hidden, number: int) -> tuple[Problem, Hidden]:
+    """The same, each text of a value as `encode` writes it: one value, one text. What the sandbox gives is compared with it as
+    text. Raises ProblemError."""
+    visible, cases = (
+        [_canonical(case, f"line {number}: field '{field}[{index}]") for index, case in enumerate(found)]
+        for field, found in (("visible", problem.visible), ("hidden", hidden.cases))
+    )
+    return msgspec.structs.replace(problem, visible=visible), msgspec.structs.replace(hidden, cases=cases)
+
+
+def _canonical(case: Case, where: str) -> Case:
+    texts = {}
     for field in ("args", "expected"):
         text = getattr(case, field)
         try:
             value = decode(text)
+            texts[field] = encode(value)
         except (ValueError, RecursionError) as error:
             raise ProblemError(
                 f"{where}.{field}': found {text[:60]!r}: {error}; allowed: tagged JSON (docs/problems.md)"
             ) from None
         if field == "args" and not isinstance(value, list):
             raise ProblemError(f"{where}.args': found {text[:60]!r}; allowed: a JSON list of positional arguments")
+    return Case(**texts)

@@ -112,7 +112,9 @@ def decode(text: str) -> Any:
 
 
 def equal(a: str, b: str) -> bool:
-    """Whether two texts stand for the same value, type-exact. A text that cannot be read equals only itself."""
+    """Whether two texts stand for the same value, type-exact. Both as `encode` writes them, but for the order of dicts and sets:
+    files of problems are made so when they are read (shared.problems.importing). A text that cannot be read equals only
+    itself."""
     if a == b:
         return True
     try:
@@ -189,6 +191,8 @@ def _tag(node: dict[str, Any], depth: int) -> tuple[str, Any]:
 
 def _scalar(tag: str, content: Any) -> Any:
     if tag == "int":
+        if not content.lower().startswith(("0x", "-0x")):
+            raise ValueError(f'tag \'int\' holds {content[:40]!r}; allowed: hexadecimal as "0x1f" or "-0x1f"')
         return int(content, 16)
     if tag == "float":
         return float(content)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from shared.problems import Case, Problem
 from shared.problems.importing import entry_of
-from shared.sandbox import FunctionRun, Limits
+from shared.problems.values import equal
+from shared.sandbox import CallResult, FunctionRun, Limits
 
 # Wall clock over processor time: a busy machine must not turn a right answer into a wrong one. What loops is ended by its
 # processor time; only what sleeps gets to wait so long.
@@ -16,8 +17,9 @@ PATIENCE = 5.0
 PROCESSES = 4
 
 
-class NotOneFunction(ValueError):
-    """The problem is not one function in one of its files: nobody's doing, but nothing that runs here."""
+class NotRunnable(ValueError):
+    """The problem is not one function in one of its files, or asks for more than a sandbox has: nobody's doing, but nothing that
+    runs here."""
 
 
 class FileGone(LookupError):
@@ -25,14 +27,16 @@ class FileGone(LookupError):
 
 
 def run_of(problem: Problem, files: Mapping[str, str], cases: Sequence[Case], *, stop_at_error: bool) -> FunctionRun:
-    """One fresh sandbox for one state of the files. Only arguments go in, never an expected output. Raises NotOneFunction,
+    """One fresh sandbox for one state of the files. Only arguments go in, never an expected output. Raises NotRunnable,
     FileGone."""
     if problem.kind != "function":
-        raise NotOneFunction(f"problem {problem.id}: kind {problem.kind!r}; only kind 'function' runs here")
+        raise NotRunnable(f"problem {problem.id}: kind {problem.kind!r}; only kind 'function' runs here")
     try:
         path, name = entry_of(problem)
     except ValueError as error:
-        raise NotOneFunction(f"problem {problem.id}: entry: {error}") from None
+        raise NotRunnable(f"problem {problem.id}: entry: {error}") from None
+    if objection := problem.limits.objection():
+        raise NotRunnable(f"problem {problem.id}: limits: {objection}")
     if path not in files:
         raise FileGone(path)
     return FunctionRun(
@@ -42,12 +46,17 @@ def run_of(problem: Problem, files: Mapping[str, str], cases: Sequence[Case], *,
         limits=Limits(
             time_s=PATIENCE * problem.limits.time_s,
             cpu_s=problem.limits.time_s,
+            call_s=problem.limits.of_a_call,
             memory_mb=problem.limits.memory_mb,
             processes=PROCESSES,
         ),
         forbidden_imports=origin_modules(problem),
         stop_at_error=stop_at_error,
     )
+
+
+def passes(case: Case, result: CallResult) -> bool:
+    return result.value is not None and equal(result.value, case.expected)
 
 
 def origin_modules(problem: Problem) -> tuple[str, ...]:

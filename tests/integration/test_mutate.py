@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.curator import build, gate
+from services.curator import build
 from services.curator.fuzz import MAX_VISIBLE, shown
 from services.curator.lift import MAX_CHARS, MAX_LINES
 from services.curator.mine import inventory
@@ -22,7 +22,7 @@ from shared.problems.pack import decompress, read_hidden, read_problems
 from shared.problems.signatures import Signatures, fingerprint, write_signatures
 from shared.problems.splits import SPLITS, split_of
 from shared.problems.values import show
-from shared.sandbox import connect
+from shared.sandbox import connect, gate
 
 FILES = 45
 SANDBOX = "bubblewrap" if shutil.which("bwrap") else "process"

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from shared.options import finite
 from shared.output import require_writable, write_whole
 
 app = typer.Typer(
@@ -36,7 +37,9 @@ def make(
     out: Annotated[
         Path, typer.Option(help="Where the finished checkpoint goes.", show_default="replaces the one that is shipped")
     ] = DATA,
-    minutes: Annotated[float, typer.Option(help="Minutes of training, all phases together.", min=0.1)] = 62.0,
+    minutes: Annotated[
+        float, typer.Option(help="Minutes of training, all phases together.", min=0.1, callback=finite)
+    ] = 62.0,
     seed: Seed = 1,
     processes: Processes = 2,
     sandbox: SandboxKind = "bubblewrap",
@@ -53,7 +56,7 @@ def sft(
     start: Annotated[Path, typer.Option("--from", help="The checkpoint to go on from.")],
     out: Annotated[Path, typer.Option(help="Where the checkpoint goes; it must not hold anything yet.")],
     pack: Pack = Path(".cache/pack"),
-    minutes: Annotated[float, typer.Option(help="Minutes of training.", min=0.01)] = 10.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of training.", min=0.01, callback=finite)] = 10.0,
     work: Annotated[Path | None, typer.Option(help="Streams and losses; a temporary directory unless named.")] = None,
     seed: Seed = 2,
     processes: Processes = 2,
@@ -75,7 +78,7 @@ def probe(
     split: Annotated[str, typer.Option(help="dev, rl or train.")] = "dev",
     count: Annotated[int, typer.Option(help="Problems.", min=1)] = 256,
     samples: Annotated[int, typer.Option(help="Attempts per problem.", min=1)] = 4,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, callback=finite)] = 1.0,
     seed: Seed = 1,
     kinds: Annotated[bool, typer.Option("--kinds", help="Success by kind of bug.")] = False,
     sandbox: SandboxKind = "bubblewrap",

@@ -186,7 +186,7 @@ def _act(s: Session, format: Compact) -> bool:
 
 
 def _run(problem: Problem, files: dict[str, str], cases: Sequence[Case]) -> FunctionRun:
-    limits = Limits(time_s=problem.limits.time_s, memory_mb=problem.limits.memory_mb)
+    limits = Limits(time_s=problem.limits.time_s, call_s=problem.limits.of_a_call, memory_mb=problem.limits.memory_mb)
     entry = problem.entry.rpartition("::")[2]
     return FunctionRun(next(iter(files.values())), entry, tuple(c.args for c in cases), limits)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from etude.demo.prepare import own_pack
+from etude.demo.prepare import BASE, fitting_split, own_pack, own_problems
 from services.curator.cli import app
 from shared.problems import Problem
 from shared.problems.pack import Lines, file_name, splits_in
@@ -66,6 +66,27 @@ def test_an_imported_pack_has_the_splits_of_a_demo_on_the_same_file(own: Path, t
     assert said in result.stderr
 
 
+def test_a_measurement_on_a_file_shows_what_one_on_its_pack_shows(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_SANDBOX", "process")
+    assert imported(own, "--split", "held_out").exit_code == 0
+    of_file, of_pack = own_problems(own), fitting_split(tmp_path / "pack", "held_out", BASE, leave_out=False)
+    assert all(problem.actual == ["1"] for problem, _ in of_file.pairs)
+    assert {problem.id: problem for problem, _ in of_file.pairs} == {
+        problem.id: problem for problem, _ in of_pack.pairs
+    }
+
+
+def test_what_fails_the_check_is_named_with_its_line(own: Path, tmp_path: Path) -> None:
+    own.write_text(json.dumps(row("wrong", solution={"f.py": "def f(x):\n    return 0\n"})) + "\n" + own.read_text())
+    result = imported(own)
+    assert result.exit_code == 0, result.output
+    assert "line 1: problem 'wrong': oracle: the solution gives 0 for visible[0], expected 2" in result.stderr
+    assert "30 of 31 problems" in result.stderr
+    assert "wrong" not in str(ids(tmp_path / "pack"))
+
+
 def test_the_share_that_is_held_out_can_be_chosen_and_relatives_stay_together(own: Path, tmp_path: Path) -> None:
     assert imported(own, "--held-out", "0.6").exit_code == 0
     found = ids(tmp_path / "pack")
@@ -84,6 +105,7 @@ def test_all_go_into_the_one_split_that_is_named(own: Path, tmp_path: Path) -> N
     [
         (["--split", "rl", "--held-out", "0.3"], "found --held-out 0.3 and --split rl"),
         (["--split", "test"], "'train', 'rl', 'dev', 'held_out'"),
+        (["--held-out", "nan"], "Input should be"),
         (["--held-out", "1"], "less than or equal to 0.99"),
         (["--checkpoint", "/nowhere"], "--checkpoint /nowhere: found no etude.json there"),
     ],

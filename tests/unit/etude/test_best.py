@@ -48,6 +48,12 @@ def test_what_the_best_cannot_be_told_from_is_named() -> None:
     assert "; it cannot be told from it. Nor can it be told from version 1." in text(reports, 3)
 
 
+def test_on_one_problem_nothing_can_be_told_apart() -> None:
+    said = text([report(0, [4]), report(1, [0])], 1)
+    assert "version 0, 100.0% of 1 × 4, is the best" in said
+    assert "version 1: +100.0 points, paired over 1 problems; it cannot be told from it" in said
+
+
 def test_the_best_may_be_the_newest_and_the_newest_may_not_be_measured() -> None:
     two = [report(0, [0] * 5), report(7, [4] * 5)]
     assert "It is the newest." in text(two, 7)

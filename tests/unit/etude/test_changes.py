@@ -49,6 +49,8 @@ def test_a_term_can_be_switched_off_and_a_free_name_added(tmp_path: Path) -> Non
         ('{"run": "mine"}', "'run'; allowed: sampling, reward, schedule, train"),
         ('{"train": 3}', "train"),
         ('{"reward": {"behaviour": {"kindness": 1}}}', "'reward.behaviour.kindness'; allowed: broken_tool_call"),
+        ('{"schedule": {"minutes": Infinity}}', "found Infinity; allowed: a finite number"),
+        ('{"schedule": {"minutes": 1e999}}', "found 1e999; allowed: a finite number"),
         ("[]", "found list"),
         ("{", "mine.json"),
     ],

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from etude.demo.report import figures_of, table
+from etude.canary import Trial, verdict
+from etude.demo.report import figures_of, in_points, paired, table
 
 EVALUATED = {"pass_at_1": 0.3, "pass_at_1_low": 0.2, "pass_at_1_high": 0.4, "first_edit": 0.1, "best_of_k": 0.625}
 
@@ -43,3 +44,26 @@ def test_the_table_says_of_how_many_the_best_is_and_has_a_dash_where_nothing_was
     assert "62.5%" in out.getvalue()
     assert "sampled tokens per solved task" in out.getvalue()
     assert "–" in out.getvalue()
+
+
+def test_one_problem_has_no_interval_and_every_reader_of_it_goes_without() -> None:
+    one = evaluation(8, problems=1.0)
+    for bound in ("pass_at_1_low", "pass_at_1_high"):
+        del one["figures"][bound]
+    one["problems"] = {"p": {"samples": 8, "solved": 2}}
+    other = {**one, "problems": {"p": {"samples": 8, "solved": 4}}}
+    figures = figures_of(one)
+    assert figures["ci95"] is None
+    gain = paired(one, other, "solved")
+    assert gain == {"mean": 0.25, "ci95": None, "problems": 1}
+    assert in_points(gain) == "+25.0 points"
+    assert verdict(other, one, Trial(1, 8, 0.0)) == (True, "+25.0 points on 1 problems")
+    out = io.StringIO()
+    Console(file=out, width=120).print(table({"before": figures, "after": figures}))
+    assert "30.0%" in out.getvalue()
+    assert "[" not in out.getvalue()
+
+
+def test_an_interval_of_an_earlier_report_on_one_problem_is_no_interval() -> None:
+    assert figures_of(evaluation(8, problems=1.0))["ci95"] is None
+    assert figures_of(evaluation(8, problems=2.0))["ci95"] == [0.2, 0.4]

@@ -214,7 +214,6 @@ def front_door() -> typer.Typer:
         (["--problems", "own.jsonl", "--pack", "."], "found both"),
         (["--problems", "own.jsonl", "--split", "dev"], "goes with --pack"),
         (["--pack", ".", "--split", "rl"], "'dev', 'held_out'"),
-        (["--pack", ".", "--leave-out"], "goes with --problems"),
     ],
 )
 def test_an_evaluation_is_of_a_file_or_of_a_split_and_says_so(
@@ -230,6 +229,14 @@ def test_practice_is_on_a_file_or_on_a_pack_and_says_so(front_door: typer.Typer,
     said = CliRunner().invoke(front_door, [command, "--problems", "p.jsonl", "--pack", "."], env={"COLUMNS": "200"})
     assert said.exit_code == 2
     assert "found both; give one of them" in said.output
+
+
+@pytest.mark.parametrize("found", ["inf", "nan", "1e999"])
+@pytest.mark.parametrize("command", [["demo", "--minutes"], ["start", "--minutes"], ["rollback", "1", "--within"]])
+def test_a_number_without_an_end_is_refused(front_door: typer.Typer, command: list[str], found: str) -> None:
+    said = CliRunner().invoke(front_door, [*command, found], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert "allowed: a finite number" in said.output or found == "nan"  # which is not at least 0 either
 
 
 def test_an_evaluation_of_a_folder_that_is_no_pack_names_what_is_missing(tmp_path: Path) -> None:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from etude import evaluate
 from etude.demo import DemoOptions
 from etude.demo import prepare as p
 from shared import objects as stores
+from shared.formats.compact import MIN_ROOM
 from shared.problems import pack as packs
+from shared.sandbox import bubblewrap
 
+NO_OP = {"files": {"f.py": "def f(x):\n    return x + 1\n"}}
+WRONG = {"solution": {"f.py": "def f(x):\n    return x + 2\n"}}
 LONG = "def f(x):\n    return x\n" + "# x\n" * 60
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETUDE_SANDBOX", "process")
+
+
+@pytest.fixture
+def no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ETUDE_SANDBOX", "bubblewrap")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bubblewrap.program.cache_clear()
+    yield
+    bubblewrap.program.cache_clear()
 
 
 def row(name: str, **changed: Any) -> dict[str, Any]:
@@ -108,6 +129,105 @@ def test_a_measurement_leaves_out_what_it_is_told_to_and_says_which_lines(tmp_pa
     assert [problem.id for problem, _ in found.pairs] == ["a", "b"]
     assert "left out: 1 of 3 problems" in found.left_out()
     assert "line 2: problem 'long'" in found.left_out()
+
+
+def test_a_measurement_refuses_what_its_solution_does_not_solve_and_what_is_solved_already(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row("a"), row("done", **NO_OP), row("wrong", **WRONG)])
+    with pytest.raises(p.DemoError) as no:
+        p.own_problems(path)
+    for said in (
+        "2 of 3 problems fail the check in the sandbox",
+        "line 2: problem 'done': no-op: the given files pass every case",
+        "line 3: problem 'wrong': oracle: the solution gives 3 for visible[0], expected 2",
+        "--leave-out",
+    ):
+        assert said in str(no.value)
+    rest = p.own_problems(path, leave_out=True)
+    assert [problem.id for problem, _ in rest.pairs] == ["a"]
+    assert rest.without == 2
+    assert "left out: 2 of 3 problems fail the check" in rest.left_out()
+    write(path, [row("wrong", **WRONG)])
+    with pytest.raises(p.DemoError, match="1 of 1 problems fail the check"):
+        p.own_problems(path, leave_out=True)
+
+
+def test_what_fails_the_check_is_left_out_of_practice_and_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = [row(f"bad{i}", **(WRONG if i % 2 else NO_OP)) for i in range(30)]
+    path = write(tmp_path / "own.jsonl", [*bad, *(row(f"p{i}") for i in range(40))])
+    found = split_ids(p.own_pack(path, tmp_path / "pack", groups_per_step=16))
+    assert found["rl"] | found["held_out"] == {f"p{i}" for i in range(40)}
+    said = capsys.readouterr().err
+    assert f"{path}: left out: 30 of 70 problems fail the check" in said
+    assert "line 2: problem 'bad1': oracle: " in said
+
+
+def test_it_is_said_how_many_have_no_solution_and_their_files_are_run_all_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row("a"), row("b", solution={}), row("done", solution={}, **NO_OP)])
+    found = p.own_problems(path, leave_out=True)
+    assert found.unproven().startswith("1 of 2 problems have no field 'solution'")
+    assert "line 3: problem 'done': no-op" in found.left_out()
+    assert p.own_problems(write(path, [row("a")])).unproven() == ""
+
+
+def test_what_the_code_gives_takes_room_in_the_prompt_also_where_the_file_does_not_say_it(tmp_path: Path) -> None:
+    long = row("a", files={"f.py": "def f(x):\n    return 'abcdefghijklmnopqrstuvwxyz' * 3\n"})
+    path = write(tmp_path / "own.jsonl", [long, row("b")])
+    whole = p.chat_format(p.BASE)
+    ((problem, _),) = p.own_problems(write(tmp_path / "one.jsonl", [long])).pairs
+    tokens = len(whole.prompt(problem, problem.files))
+    checkpoint = of_context(tmp_path, tokens + MIN_ROOM - 1)
+    with pytest.raises(p.DemoError, match=rf"line 1: problem 'a': .*found a prompt of {tokens} tokens"):
+        p.own_problems(path, checkpoint)
+
+
+def of_context(tmp_path: Path, tokens: int) -> Path:
+    """The base policy's card with so short a context."""
+    checkpoint = tmp_path / f"context-{tokens}"
+    checkpoint.mkdir()
+    shutil.copy(p.BASE / "tokenizer.json", checkpoint)
+    card = json.loads((p.BASE / "etude.json").read_text())
+    (checkpoint / "etude.json").write_text(json.dumps({**card, "context": tokens}))
+    return checkpoint
+
+
+def test_of_a_pack_too_what_does_not_fit_the_checkpoint_is_refused_or_left_out(tmp_path: Path) -> None:
+    longer = row("long", files={"f.py": "def f(x):\n    return x\n" + "# x y z\n" * 40})
+    own = p.own_problems(write(tmp_path / "own.jsonl", [row("a"), longer]))
+    pack = p.write_split(tmp_path / "pack", "held_out", own.pairs)
+    checkpoint = of_context(tmp_path, 128)
+    assert p.fitting_split(pack, "held_out", p.BASE, leave_out=False).pairs == own.pairs
+    with pytest.raises(p.DemoError, match=r"1 of 2 problems do not fit[\s\S]*\nproblem 'long': .*[\s\S]*--leave-out"):
+        p.fitting_split(pack, "held_out", checkpoint, leave_out=False)
+    source, rest = evaluate.chosen(evaluate.Split(pack, "held_out"), checkpoint, True)
+    assert (source, rest.pairs, rest.without) == (pack, own.pairs[:1], 1)
+
+
+def test_a_pack_whose_parts_do_not_belong_together_is_refused(tmp_path: Path) -> None:
+    own = p.own_problems(write(tmp_path / "own.jsonl", [row("a"), row("b")]))
+    pack = p.write_split(tmp_path / "pack", "held_out", own.pairs)
+    (pack / packs.file_name("held_out", "hidden")).write_bytes(packs.write([own.pairs[0][1]]))
+    with pytest.raises(p.DemoError, match="found no hidden part of problem 'b'"):
+        p.fitting_split(pack, "held_out", p.BASE, leave_out=False)
+
+
+@pytest.mark.usefixtures("no_sandbox")
+def test_without_a_sandbox_nothing_is_measured_and_the_way_out_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [row("a")])
+    with pytest.raises(p.DemoError, match="cannot be checked: bwrap is not on the PATH; install bubblewrap"):
+        p.own_problems(path)
+    with pytest.raises(p.DemoError, match="bwrap is not on the PATH"):
+        p.own_pack(path, tmp_path / "pack")
+
+
+@pytest.mark.usefixtures("no_sandbox")
+def test_where_a_run_is_started_there_may_be_no_sandbox_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(40)])
+    p.own_pack(path, tmp_path / "pack", must_check=False)
+    assert "not checked here, the run's admission checks those to practise on alone: bwrap" in capsys.readouterr().err
 
 
 def test_a_pack_without_the_wanted_split_is_told_with_those_that_it_has(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ def test_what_infrastructure_lost_is_in_no_average() -> None:
     assert (f["pass_at_1"], f["problems"], f["infrastructure_errors"], f["attempts"]) == (1.0, 1, 6, 1)
 
 
+def test_one_problem_has_no_interval_over_problems() -> None:
+    f = figures(request(4), rows(request(4), results("a", [True, True, True, False])))
+    assert f["pass_at_1"] == 0.75
+    assert not {"pass_at_1_low", "pass_at_1_high"} & f.keys()
+
+
 def test_without_a_single_verdict_only_counts_are_there() -> None:
     f = figures(request(2), rows(request(2), [Result(attempt="x", problem="x", index=0, error="engine")]))
     assert f == {"problems": 0, "samples": 2, "attempts": 0, "infrastructure_errors": 1}

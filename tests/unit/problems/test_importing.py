@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,9 @@ from hypothesis import strategies as st
 from shared.problems import ProblemError
 from shared.problems.importing import import_jsonl, read_lines
 from shared.problems.pack import export_line
+from shared.problems.values import encode, equal
+from shared.sandbox import CallResult, connect
+from shared.sandbox.problems import run_of
 
 GOOD: dict[str, Any] = {
     "id": "double-1",
@@ -57,6 +62,26 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
         ({"solution": {"no.py": ""}}, "'solution'"),
         ({"limits": {"time_s": 0}}, "'limits'"),
         ({"limits": {"time_s": "long"}}, "time_s"),
+        ({"limits": {"time_s": 601}}, "'limits': found time_s 601; allowed: above 0, at most 600"),
+        ({"limits": {"memory_mb": 10**15}}, "'limits': found memory_mb 1000000000000000; allowed: 64 to 1048576"),
+        ({"limits": {"memory_mb": 63}}, "'limits': found memory_mb 63"),
+        ({"limits": {"call_s": 3}}, r"'limits': found call_s 3; allowed: above 0, at most time_s \(2\)"),
+        ({"limits": {"call_s": 0}}, "'limits': found call_s 0"),
+        ({"hidden": [{"args": "[2]", "expected": 4}]}, r"'hidden\[0\]\.expected': found 4: Expected `str`"),
+        ({"hidden": [{"args": "[2]", "expected": "4"}, {"args": "[3]"}]}, r"'hidden\[1\]': found {'args': '\[3\]'}: "),
+        ({"files": {"double.py": 5}}, r"'files\[\.\.\.\]': found {'double.py': 5}: Expected `str`"),
+        ({"id": 5 * [77777777777777777]}, r"'id': found \[7{17}[7, ]*…: Expected `str`"),
+        ({"limts": {}}, "'limts': not known; did you mean 'limits'"),
+        ({"limits": {"time": 1}}, r"'limits\.time': not known; did you mean 'limits\.time_s'"),
+        ({"visible": [{"args": "[2]", "expected": "4", "kwargs": "{}"}]}, r"'visible\[0\]\.kwargs': not known"),
+        ({"hidden": [{"args": "[2]", "expectd": "4"}]}, r"did you mean 'hidden\[0\]\.expected'"),
+        ({"quite_another": 1}, "'quite_another': not known; allowed: id, kind, category"),
+        ({"version": 2}, "'version': found 2; allowed: 1, or left out"),
+        ({"version": True}, "'version': found True; allowed: 1, or left out"),
+        (
+            {"hidden": [{"args": "[2]", "expected": '{"int": "9007199254740993"}'}]},
+            "tag 'int' holds '9007199254740993'",
+        ),
         ({"kind": "riddle"}, "riddle"),
         ({"kind": "repository"}, "'kind'.*'repository'.*allowed: 'function'"),
     ],
@@ -75,7 +100,101 @@ def test_all_bad_lines_are_named_at_once_and_a_repeated_id_too(tmp_path: Path):
     text = str(caught.value)
     assert "line 2: " in text
     assert "line 3: field 'id': 'double-1' stands on line 1 as well" in text
-    assert "line 4: Expected `object`" in text
+    assert "line 4: found []; allowed: one JSON object a line" in text
+
+
+DEEP = {
+    "a long sum": "def double(x):\n    return " + "1+" * 50_000 + "1\n",
+    "many signs": "def double(x):\n    return " + "-" * 100_000 + "1\n",
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_code_that_python_cannot_hold_is_refused_with_its_line(tmp_path: Path, kind: str) -> None:
+    for field in ("files", "solution"):
+        path = write(tmp_path / "deep.jsonl", GOOD, {**GOOD, "id": "deep", field: {"double.py": DEEP[kind]}})
+        with pytest.raises(ProblemError, match=rf"line 2: field '{field}\[double\.py\]': is nested too deeply"):
+            import_jsonl(path)
+
+
+def test_json_that_is_nested_too_deeply_is_refused_with_its_line(tmp_path: Path) -> None:
+    deep = '{"id": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(ProblemError, match="line 2: the JSON is nested too deeply"):
+        import_jsonl(write(tmp_path / "deep.jsonl", GOOD, deep))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("9007199254740993", 9007199254740993),
+        ('{"tuple": [9007199254740993]}', (9007199254740993,)),
+        ('{"float": "NaN"}', math.nan),
+        ('{"float": "Infinity"}', math.inf),
+        ('{"float": "+inf"}', math.inf),
+        ('{"float": "1.5"}', 1.5),
+        ("1e999", math.inf),
+        ("1E2", 100.0),
+        ('{"bytes": "AB"}', b"\xab"),
+        ('{"bytes": "61 62"}', b"ab"),
+        ('{"int": "0x5"}', 5),
+        ('{"int": "0X1F"}', 31),
+        ('{"str": [97]}', "a"),
+        ('{"set": [2, 1]}', {1, 2}),
+        ('{"dict":[["b",[]],["a",null]]}', {"b": [], "a": None}),
+    ],
+)
+def test_however_a_value_is_written_what_returns_it_is_right(tmp_path: Path, text: str, value: object) -> None:
+    case = {"args": f"[{text}]", "expected": text}
+    ((problem, hidden),) = import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "visible": [case], "hidden": [case]}))
+    for found in (*problem.visible, *hidden.cases):
+        assert equal(encode(value), found.expected)
+        assert found.args == encode([value])
+
+
+def test_the_versions_number_may_be_said(tmp_path: Path) -> None:
+    assert import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "version": 1})) == import_jsonl(
+        write(tmp_path / "b.jsonl", GOOD)
+    )
+
+
+def test_the_greatest_limits_are_taken(tmp_path: Path) -> None:
+    greatest = {"time_s": 600, "call_s": 600, "memory_mb": 1 << 20}
+    ((problem, _),) = import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "limits": greatest}))
+    run = run_of(problem, problem.files, problem.visible, stop_at_error=True)
+    functions = connect("process", 1)
+    try:
+        assert functions.run_sync([run]) == [[CallResult("5")]]
+    finally:
+        functions.close_sync()
+
+
+def test_who_leaves_the_limit_of_a_call_out_has_the_bytes_of_before(tmp_path: Path) -> None:
+    ((problem, _),) = import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "limits": {"time_s": 3}}))
+    assert msgspec.json.encode(problem.limits) == b'{"time_s":3.0,"memory_mb":512}'
+    ((problem, _),) = import_jsonl(write(tmp_path / "b.jsonl", {**GOOD, "limits": {"call_s": 1}}))
+    assert msgspec.json.encode(problem.limits) == b'{"time_s":2.0,"memory_mb":512,"call_s":1.0}'
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (json.dumps(GOOD).encode("utf-16"), "found bytes that are 0, as in UTF-16; allowed: text in UTF-8"),
+        (json.dumps(GOOD).encode("utf-16-le"), "found bytes that are 0, as in UTF-16; allowed: text in UTF-8"),
+        (f"{json.dumps(GOOD)}\n".encode() + b'"\xe4"', "line 2: found 0xe4; allowed: text in UTF-8"),
+        (json.dumps([GOOD, GOOD], indent=1).encode(), "found a JSON array; allowed: one JSON object a line"),
+        (json.dumps([GOOD]).encode(), "found a JSON array; allowed: one JSON object a line"),
+        (
+            json.dumps(GOOD, indent=1).encode(),
+            "found one JSON object over several lines; allowed: one JSON object a line",
+        ),
+    ],
+)
+def test_another_kind_of_file_is_told_in_one_line_what_is_wanted(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "other.jsonl").write_bytes(data)
+    with pytest.raises(ProblemError) as caught:
+        import_jsonl(tmp_path / "other.jsonl")
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])

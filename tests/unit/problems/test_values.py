@@ -149,6 +149,7 @@ def test_cycles_depth_and_size_are_bounded() -> None:
         *("", "NaN", "{}", '{"a": 1}', '{"set": [1, 1]}', '{"dict": [[1, 2], [true, 3]]}', '{"dict": [1]}'),
         *('{"set": [[]]}', '{"int": 3}', '{"int": "q"}', '{"bytes": "0"}', '{"str": [-1]}', '{"float": "x"}'),
         '{"int": "1", "set": []}',
+        '{"int": "9007199254740993"}',
     ],
 )
 def test_text_that_is_no_value_is_refused(text: str) -> None:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.rollout.ends import InfrastructureError
 from services.rollout.visible_tests import LONGEST, UnsupportedProblem, VisibleTests, first_failing
-from shared.problems import Case, Problem
+from shared.problems import Case, Limits, Problem
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
@@ -100,6 +101,15 @@ def test_a_problem_that_is_not_one_function_is_not_the_agents_doing(health: Heal
     assert (functions.batches[0][0].source, functions.batches[0][0].entry) == ("B", "g")
     with pytest.raises(UnsupportedProblem, match=r"c\.py::g"):
         asyncio.run(tests.run(Problem(id="p", files=two, entry="c.py::g", visible=[]), two))
+    with pytest.raises(UnsupportedProblem, match=r"found time_s 1e\+10; allowed"):
+        asyncio.run(tests.run(msgspec.structs.replace(named, limits=Limits(time_s=1e10)), two))
+
+
+def test_the_agents_test_has_as_long_a_call_as_the_problem_says(health: Health) -> None:
+    functions = Recording()
+    problem = msgspec.structs.replace(PROBLEM, limits=Limits(time_s=20.0, call_s=5.0))
+    asyncio.run(VisibleTests(functions, health).run(problem, problem.files))
+    assert functions.batches[0][0].limits.call_s == 5.0
 
 
 def test_a_busy_machine_does_not_turn_the_agents_test_into_a_timeout(health: Health) -> None:

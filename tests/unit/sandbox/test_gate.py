@@ -1,0 +1,87 @@
+"""The gate: a problem passes where its solution passes every case and its broken files do not; else it is said why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from shared.problems import Case, Hidden, Limits, Problem
+from shared.sandbox import connect, gate
+from shared.sandbox.pool import FunctionPool
+
+Pair = tuple[Problem, Hidden]
+# By its own processor time, so that the machine's speed says nothing.
+BUSY = """a + 1 + busy()
+
+def busy():
+    import time
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    return 0"""
+
+
+@pytest.fixture(scope="module")
+def functions() -> Iterator[FunctionPool]:
+    pool = connect("process", 1)
+    yield pool
+    pool.close_sync()
+
+
+def pair(*, broken: str = "a - 1", solution: str | None = "a + 1", **changed: object) -> Pair:
+    text = "def f(a):\n    return {}\n"
+    problem = Problem(id="p", files={"f.py": text.format(broken)}, entry="f", visible=[Case(args="[1]", expected="2")])
+    hidden = Hidden(
+        id="p",
+        cases=[Case(args="[5]", expected="6")],
+        solution={} if solution is None else {"f.py": text.format(solution)},
+    )
+    return msgspec.structs.replace(problem, **changed), hidden
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (pair(), ""),
+        (pair(solution=None), ""),
+        (pair(solution="a + 2"), "oracle: the solution gives 3 for visible[0], expected 2"),
+        (pair(broken="a + 1"), "no-op: the given files pass every case; nothing is to be done"),
+        (pair(broken="a + 1", solution=None), "no-op: the given files pass every case; nothing is to be done"),
+        (pair(entry="g.py::f"), "problem p: entry: found 'g.py::f'; allowed: path::name with a path of 'files' (f.py)"),
+        (pair(kind="repository"), "problem p: kind 'repository'; only kind 'function' runs here"),
+        (pair(limits=Limits(memory_mb=10**15)), "problem p: limits: found memory_mb 1000000000000000; allowed: 64 to"),
+    ],
+)
+def test_what_does_not_pass_is_told_why_and_keeps_no_other_from_passing(
+    functions: FunctionPool, found: Pair, reason: str
+) -> None:
+    before, outcome, after = gate.check_sync(functions, [pair(), found, pair()])
+    assert outcome.reason.startswith(reason)
+    assert bool(outcome.reason) == bool(reason)
+    for other in (before, after):
+        assert (other.reason, other.proven) == ("", True)
+    assert asyncio.run(gate.check(functions, [found])) == [outcome]
+
+
+def test_without_a_solution_nothing_is_proven(functions: FunctionPool) -> None:
+    (outcome,) = gate.check_sync(functions, [pair(solution=None)])
+    assert not outcome.proven
+
+
+def test_what_the_broken_files_do_is_recorded_where_it_is_not_said(functions: FunctionPool) -> None:
+    found = [pair(), pair(broken="a[0]"), pair(actual=["7"])]
+    assert [outcome.problem.actual for outcome in gate.check_sync(functions, found)] == [["0"], ["TypeError"], ["7"]]
+
+
+def test_a_call_may_take_as_long_as_the_problem_says(functions: FunctionPool) -> None:
+    outcomes = gate.check_sync(
+        functions,
+        [pair(solution=BUSY), pair(solution=BUSY, limits=Limits(time_s=20.0, call_s=10.0))],
+    )
+    assert [outcome.reason for outcome in outcomes] == [
+        "oracle: the solution gives Timeout for visible[0], expected 2",
+        "",
+    ]
