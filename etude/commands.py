@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +13,7 @@ from etude.finding import Finding
 from shared.options import finite
 
 if TYPE_CHECKING:
-    from shared.objects import Objects
+    pass
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 BOTH = "found both; give one of them"
@@ -31,12 +29,13 @@ PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an abl
 
 
 def register(app: typer.Typer) -> None:
-    names = {evaluate: "eval", export_policy: "export", import_checkpoint: "import"}
-    for command in (up, down, status, logs, doctor, plan, demo, evaluate, export_policy, import_checkpoint):
-        app.command(name=names.get(command, command.__name__))(command)
-    from etude import letters, runs, topics
+    for command in (up, down, status, logs, doctor, plan, demo):
+        app.command()(command)
+    app.command(name="eval")(evaluate)
+    from etude import exchanging, letters, runs, topics
     from etude.figures import command as figures
 
+    exchanging.register(app)
     runs.register(app)
     figures.register(app)
     app.add_typer(letters.app, name="dlq")
@@ -344,83 +343,3 @@ def evaluate(
         )
     _require_machine(Path(tempfile.gettempdir()))
     raise typer.Exit(run(checkpoint, what, samples, json, limit, retry, leave_out))
-
-
-def export_policy(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A run, RUN@VERSION, RUN@best, an imported checkpoint (checkpoints/NAME), or a checkpoint directory."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Where the Hugging Face directory goes; it must not hold anything yet.")],
-    version: Annotated[
-        str,
-        typer.Option(
-            metavar="N|best",
-            help="Which version of the run; best: as `etude measure --best` says; the newest if left out.",
-            show_default=False,
-        ),
-    ] = "",
-    state: State = Path(".etude"),
-) -> None:
-    """Write a policy as a Hugging Face directory, bit for bit as it was published."""
-    from etude import exchange
-
-    with _told():
-        if Path(source).is_dir():
-            typer.echo(f"{exchange.export_directory(Path(source), out)}: written from {source}")
-            return
-        objects = _objects(state)
-        if source.startswith(f"{exchange.STORED}/"):
-            typer.echo(f"{exchange.export_stored(objects, source, out)}: written from {source}")
-            return
-        run, at, number = source.partition("@")
-        if at and (version or not number):
-            raise exchange.NotExchanged(f"found {source!r} and --version {version!r}; allowed: one of them")
-        from etude.best import named
-
-        done = exchange.export_run(objects, run, out, named(objects, run, number or version, typer.echo))
-        typer.echo(f"{out}: version {done.serial} (step {done.step}) of {done.run}, {done.tensors} tensors")
-
-
-def import_checkpoint(
-    directory: Annotated[
-        Path, typer.Argument(help="A Hugging Face directory: config.json, safetensors, tokenizer.json.")
-    ],
-    name: Annotated[str, typer.Option(help="What it shall be called; the directory's name if left out.")] = "",
-    chat: Annotated[str, typer.Option("--format", help="Its chat format, where it has no etude.json.")] = "",
-    context: Annotated[int, typer.Option(help="Tokens of a context; 0: as many as it has positions.", min=0)] = 0,
-    state: State = Path(".etude"),
-) -> None:
-    """Check a Hugging Face checkpoint and store it as a base policy that runs can start from."""
-    from etude import exchange
-
-    with _told():
-        done = exchange.import_directory(_objects(state), directory, name=name, chat=chat, context=context)
-        for note in done.notes:
-            typer.echo(f"Note: {note}.", err=True)
-        was = "stored" if done.new else "was stored before"
-        typer.echo(
-            f"{exchange.STORED}/{done.name} {was}: {done.parameters:,} parameters. etude start --base {done.name}"
-        )
-
-
-def _objects(state: Path) -> Objects:
-    from shared import objects as stores
-    from shared.settings import ServiceSettings, read
-
-    return stores.connect(read(ServiceSettings, state=state).objects_url)
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Errors that say all that a person needs end the command with code 1 and nothing else."""
-    from shared.objects import ObjectDamaged
-    from shared.settings import Told
-
-    try:
-        yield
-    except (Told, ObjectDamaged, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None

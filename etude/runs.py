@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json as texts
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude import run_list
 from etude.commands import BOTH, Retry, State
 from shared.options import finite
 
 if TYPE_CHECKING:
     from etude.acting import Action
-    from etude.standing import Standing, Standings
     from shared.settings import ServiceSettings
 
 RunName = Annotated[
@@ -29,8 +28,6 @@ Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and 
 Problems = Annotated[int, typer.Option(help="Held-out problems to measure on, at most; 0: all.", min=0)]
 Samples = Annotated[int, typer.Option(help="Attempts per problem, at temperature 1; one more is greedy.", min=1)]
 Within = Annotated[float, typer.Option(help="With --canary: so many points fewer are borne.", min=0, callback=finite)]
-SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 def register(app: typer.Typer) -> None:
@@ -118,14 +115,14 @@ def runs(
     if history and (file is None or file.exists()):
         _history(settings, history, as_json=json)
         return
-    found = None if file is not None and not file.exists() else _do(_read(settings))
+    found = None if file is not None and not file.exists() else _do(run_list.read(settings))
     if json:
-        typer.echo(texts.dumps(_rows(found)))
+        typer.echo(texts.dumps(run_list.rows(found)))
     elif found is None or not found.runs:
         where = state if file is not None else "this bus"
         typer.echo(f"{where}: no run was started here. `{in_folder('etude start', settings)}` begins one.")
     else:
-        _print(found)
+        run_list.show(found)
         if file is not None and found.unfinished and holder(state) is None:
             typer.echo(
                 f"Nothing runs in {state}: `{in_folder('etude up', settings)}` goes on with what is not finished."
@@ -347,61 +344,3 @@ def _history(settings: ServiceSettings, run: str, *, as_json: bool) -> None:
         typer.echo(texts.dumps(history.rows(entries)))
     else:
         Console().print(history.table(entries))
-
-
-async def _read(settings: ServiceSettings) -> Standings:
-    from etude.standing import Listener
-    from shared import bus as buses
-
-    bus = buses.connect(settings.bus_url, client="etude-runs")
-    try:
-        async with Listener(bus) as listener:
-            return listener.standings
-    finally:
-        await bus.close()
-
-
-def _left(found: Standings, run: Standing) -> str:
-    """For which run the trainer has left this one, although it is not finished."""
-    return found.followed if run in found.unfinished and run.run != found.followed else ""
-
-
-def _rows(found: Standings | None) -> list[dict[str, Any]]:
-    if found is None:
-        return []
-    kept = ("run", "since", "started", "reason", "by", "serial", "step")
-    return [
-        {**{name: getattr(run, name) for name in kept}, "state": run.state.value, "left_for": _left(found, run)}
-        for run in reversed(found.runs)
-    ]
-
-
-def _print(found: Standings) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    now = time.time()
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "for", "step", "version", "started"):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("step", "version") else "left")
-    table.add_column("why", overflow="fold")
-    for run in reversed(found.runs):
-        left = _left(found, run)
-        why = "; ".join(filter(None, (run.why, left and f"its trainer left for {left}, which was started after it")))
-        colour = COLOURS.get(run.state.value, "default")
-        table.add_row(
-            run.run,
-            f"[{colour}]{run.state.value}[/]",
-            _span(now - run.since),
-            str(run.step),
-            str(run.serial) if run.serial >= 0 else "",
-            f"{_span(now - run.started)} ago",
-            escape(why),
-        )
-    Console().print(table)
-
-
-def _span(seconds: float) -> str:
-    unit, name = next(((unit, name) for unit, name in SPANS if seconds >= unit), (1, "s"))
-    return f"{max(0, int(seconds // unit))} {name}"

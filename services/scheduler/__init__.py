@@ -18,8 +18,9 @@ Invariants:
 - One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
 
 How it is built: `gate`, `hardness`, `reconciler`, `rotation`, `life` are pure rules, as is `shared.contracts.lineage`;
-`working_set` is a run in memory (`records`, `catalogue`); `intake` applies messages to it; `decisions` draws the conclusions,
-`requesting` asks for more; `desk` does one batch against `store`; `relay` publishes the outbox; `service` wires them; beside
-them `housekeeping` counts and deletes objects (`garbage`, `quota`: pure; `sweep` asks the ledger); `audit` checks a run from
-the ledger alone; `api` answers how hard problems are and why (`standing`), from a snapshot of the ledger, to whoever asks.
+`working_set` is a run in memory (`records`, `catalogue`); `intake` applies messages to it (`control`: what people say);
+`decisions` draws the conclusions, `requesting` asks for more; `desk` does one batch against `store`; `relay` publishes the
+outbox; `service` wires them; beside them `housekeeping` counts and deletes objects (`garbage`, `quota`: pure; `sweep` asks
+the ledger); `audit` checks a run from the ledger alone; `api` answers how hard problems are and why (`standing`), from a
+snapshot of the ledger, to whoever asks.
 """

@@ -20,7 +20,7 @@ import structlog
 import xxhash
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from services.scheduler import decisions, intake
+from services.scheduler import control, decisions, intake
 from services.scheduler.decisions import Limits
 from services.scheduler.records import Changes, Head, Message
 from services.scheduler.store import Fenced, Store
@@ -74,7 +74,7 @@ class Desk:
     def __init__(
         self,
         store: Store,
-        read_config: intake.ReadConfig,
+        read_config: control.ReadConfig,
         *,
         term: int | None = None,
         attempt_s: float = 900.0,
@@ -165,7 +165,7 @@ class Desk:
                 continue
             try:
                 self._apply(received, now, gone)
-            except intake.Refused as why:
+            except control.Refused as why:
                 result.refused[index] = str(why)
             except (Fenced, DBAPIError, OSError, _Unwritable):
                 raise
@@ -190,7 +190,7 @@ class Desk:
         if ws is None:
             if isinstance(message, m.AttemptHeartbeat | m.Alert):
                 return  # of a run that nothing trains, or not yet
-            raise intake.Refused(f"run {message.run!r}: the ledger never heard of it")
+            raise control.Refused(f"run {message.run!r}: the ledger never heard of it")
         if isinstance(message, m.RunControl | m.Alert) and not self._first_time(ws, received):
             return
         intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
@@ -225,7 +225,7 @@ class Desk:
         if ws.config is None and ws.head.config is not None:
             try:
                 ws.config = self.read_config(ws.head.config)
-            except intake.UNREADABLE as error:
+            except control.UNREADABLE as error:
                 what = f"the configuration {ws.head.config.key} cannot be read any more: {error}"
                 ws.alert(now, "configuration", "critical", what, [])
         self.sets[run] = ws

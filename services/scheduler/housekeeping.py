@@ -26,9 +26,9 @@ from sqlalchemy import Connection, func, or_, select
 from sqlalchemy.exc import DBAPIError
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.control import ReadConfig
 from services.scheduler.desk import KEEP_FINISHED_S
 from services.scheduler.garbage import Garbage
-from services.scheduler.intake import ReadConfig
 from services.scheduler.quota import GB, Kind, by_kind, exceeded, rest_s
 from services.scheduler.store import LEASE, Fenced
 from services.scheduler.sweep import checkpoints_of, chunks, unneeded
