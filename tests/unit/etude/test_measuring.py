@@ -240,8 +240,10 @@ def test_a_run_without_held_out_problems_is_told_as_such(tmp_path: Path) -> None
     ],
 )
 def test_with_a_canary_all_go_back_only_where_the_version_is_measured_to_be_no_worse(
-    tmp_path: Path, solved: dict[int, list[int]], words: list[str], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solved: dict[int, list[int]], words: list[str], told: str
 ) -> None:
+    monkeypatch.setattr(measuring, "SERVED_WITHIN_S", 2.0)
+
     async def scenario() -> None:
         async with folder(tmp_path, scheduler=False) as here, evaluator(here, solved) as asked:
             await start_with_held_out(here)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude import promoting
+from etude import measuring, promoting
 from shared import objects as stores
 from shared.contracts import messages as m
 from shared.contracts import topics as t
@@ -131,7 +131,11 @@ def test_what_was_never_published_or_is_deleted_is_not_promoted(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_with_a_canary_only_a_version_that_is_measured_to_be_no_loss_is_promoted(tmp_path: Path) -> None:
+def test_with_a_canary_only_a_version_that_is_measured_to_be_no_loss_is_promoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SERVED_WITHIN_S", 2.0)
+
     async def scenario() -> None:
         async with (
             folder(tmp_path, scheduler=False) as here,

@@ -19,9 +19,9 @@ from tests.unit.inference.test_engine_equals_model import (  # noqa: F401
 )
 
 MTP = {"num_nextn_predict_layers": 1}
-WITHIN = (
-    0.15  # bf16 holds three digits; a wrong rotation, mask or cache row is off by more than one (logits' deviation)
-)
+# bf16 holds three digits: differences are 0.01 on average, and single ones far larger, by what else is in the batch. A wrong
+# rotation, mask or cache row is off by more than one (logits' deviation).
+ON_AVERAGE, WITHIN = 0.03, 0.5
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 PLACES = [
     pytest.param("cpu", torch.bfloat16, id="cpu-bfloat16"),
@@ -30,8 +30,8 @@ PLACES = [
 ]
 
 
-def close(model: Transformer, one: Asked) -> None:
-    """Log-probabilities and, of its own experts, the plain model's, in the same type and place."""
+def differences(model: Transformer, one: Asked) -> np.ndarray:
+    """[tokens] Of log-probabilities from the plain model's, of the engine's experts, in the same type and place; in logits."""
     result = one.result()
     device = model.embed_tokens.weight.device
     whole = torch.from_numpy(np.concatenate([one.tokens, result.tokens_C])).long().to(device)
@@ -44,7 +44,7 @@ def close(model: Transformer, one: Asked) -> None:
     out = model(whole, torch.arange(T, device=device), causal_rows(1, T), replay)
     logits = model.logits(out.hidden_ND)[P - 1 : -1].float() / (one.temperature or 1.0)
     expected = logits.log_softmax(-1)[torch.arange(T - P), whole[P:]].cpu().numpy()
-    np.testing.assert_allclose(result.logprobs_C, expected, atol=WITHIN / min(1.0, one.temperature or 1.0), rtol=0)
+    return np.abs(result.logprobs_C - expected) * min(1.0, one.temperature or 1.0)
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
@@ -55,14 +55,14 @@ def test_log_probabilities_are_the_models_in_that_type_and_place(config, device,
     engine = engine_of(model, draft_tokens=drafts, gated=False)
     assert engine.cache.keys.dtype == dtype
     assert engine.cache.keys.device.type == device
-    rng = np.random.default_rng(1)
+    rng, found = np.random.default_rng(1), []
     for _ in range(2):
         turns = ask_a_mix(engine, rng)
-        for turn in turns:
-            close(model, turn)
         following = [Asked(engine, np.concatenate([t.tokens, t.result().tokens_C]), 5) for t in turns]
-        for turn in following:
-            close(model, turn)
+        found += [differences(model, turn) for turn in (*turns, *following)]
+    off = np.concatenate(found)
+    assert off.max() < WITHIN
+    assert off.mean() < ON_AVERAGE
 
 
 def test_several_threads_give_the_same(engine_of):  # noqa: F811
