@@ -24,7 +24,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.bus import BusUnavailable
 from shared.contracts import topics as t
-from shared.contracts.messages import PolicyApplied, PolicyPromoted
+from shared.contracts.messages import SHUTTING_DOWN, PolicyApplied, PolicyPromoted
 from shared.settings import ServiceSettings
 
 FOLLOW_WITHIN_S = 120.0  # a large version has to be fetched and rebuilt
@@ -97,8 +97,8 @@ async def _say_and_wait(settings: ServiceSettings, word: PolicyPromoted, console
     serving, bus = Serving(), buses.connect(settings.bus_url, client="etude-promote")
     try:
         async with Hearing(bus, HEARD, serving.hear) as hearing:
-            # One whose last word is that it cannot is there, too: it tries what is promoted now.
-            there = dict(serving.places)
+            # One whose last word is that it cannot is there, too: it tries what is promoted now. One that left is not.
+            there = {url: one for url, one in serving.places.items() if one.ok or one.reason != SHUTTING_DOWN}
             try:
                 await bus.publish(t.POLICIES_PROMOTED, word.run, word)
             except BusUnavailable as error:

@@ -31,7 +31,8 @@ def check(folder: Path, plan: dict[str, Any], own: set[str]) -> list[Finding]:
     holders = containers(folder)
     found = []
     for service, address, port in wanted:
-        another = f"another port: ETUDE_{service.upper().replace('-', '_')}_PORT in .env"
+        variable = service.removeprefix("inference-").upper().replace("-", "_")  # as docker-compose.yml names them
+        another = f"another port: ETUDE_{variable}_PORT in .env"
         twice = [name for name, _, same in wanted if same == port and name != service]
         if twice:
             found.append(Finding(f"port {port}", False, f"asked for by {service} and by {twice[0]}", another))

@@ -16,7 +16,9 @@ HEIGHT = 8
 SCHEMA_VERSION = 39  # Grafana 11; later ones migrate it when they load it
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
 # A Prometheus may watch other things too, itself for one. A test holds that these are all services there are.
-SERVICES = "scheduler|curator|trainer|inference|reward|grader|rollout|evaluator|console"
+SERVICES = (
+    "scheduler|curator|trainer|inference|inference-evaluation|inference-serving|reward|grader|rollout|evaluator|console"
+)
 Kind = Literal["timeseries", "stat", "table"]
 
 

@@ -35,6 +35,7 @@ from services.inference.run_store import RunStore
 from services.inference.wire import BadRequest
 from shared.bus import Bus, BusUnavailable, Deliveries
 from shared.contracts.messages import (
+    SHUTTING_DOWN,
     EvalFinished,
     EvalRequested,
     PolicyApplied,
@@ -159,7 +160,7 @@ class WeightsAgent:
         if self.shown is not None and self.shown.run:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
-                    await self._announce(self.shown.run, self.shown.live.serial, ok=False, reason="shutting down")
+                    await self._announce(self.shown.run, self.shown.live.serial, ok=False, reason=SHUTTING_DOWN)
 
     # -- following ---------------------------------------------------------------------------------------------------
 

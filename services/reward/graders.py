@@ -255,9 +255,11 @@ class Graders:
 
     def _give_again(self, sent: _Sent, now: float) -> None:
         sent.given_again, overtaken = now, sent.overtaken is not None
+        pending = [p for p in sent.pending if not p.future.done()]
+        if not pending:
+            return
         if not overtaken:
             self.health.wait_on("graders")
-        pending = [p for p in sent.pending if not p.future.done()]
         log.warning("grading_overdue", attempts=len(pending), overtaken=overtaken)
         if len(pending) == 1:
             pending[0].silent += overtaken
@@ -266,7 +268,10 @@ class Graders:
                 pending[0].future.set_exception(GradingFailed(reason))
                 return
         half = (len(pending) + 1) // 2
-        patiences = 1 if overtaken else min(MOST_PATIENCES, 2 * sent.patiences)
+        patiences = 1 if overtaken or self._answered > sent.at else min(MOST_PATIENCES, 2 * sent.patiences)
         for part in (pending[:half], pending[half:]):
             if part:
                 self._waiting.put_nowait(_Chunk(part, whole=True, patiences=patiences))
+        if len(pending) == 1 and not overtaken:
+            # The last of all has nobody behind it that could overtake it. An empty job tells a killer from graders that are away.
+            self._waiting.put_nowait(_Chunk([], whole=True))

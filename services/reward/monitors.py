@@ -1,6 +1,6 @@
 """The drift watch: what the policy takes to while its reward rises. Pure state, fed with scored attempts.
 
-Each figure is compared between the first WINDOW attempts of a run under one reward configuration and the latest WINDOW; the
+Each figure is compared between the first WINDOW groups of a run under one reward configuration and the latest WINDOW; the
 share that is solved with that of its best WINDOW. A change counts where it is beyond its bound and beyond what chance does:
 SIGMAS standard errors of the difference, by groups, since attempts at one problem are much alike (the variance of a mean of
 clusters, Liang and Zeger 1986). An alarm sounds once, and again only after the figure has been back within half of its bound.
@@ -8,8 +8,8 @@ clusters, Liang and Zeger 1986). An alarm sounds once, and again only after the 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import hypot, sqrt
 from typing import NamedTuple
@@ -18,11 +18,12 @@ from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, RolloutScored
 from shared.contracts.run import Purpose
 
-WINDOW = 512  # attempts: of groups of 8, a share of one half has a standard error of 2 to 6 points
+WINDOW = 128  # groups: a share of one half of problems of every hardness has a standard error of 3 to 4 points
 SIGMAS = 4.0  # windows overlap and there are many: the best of them flatters itself by two
 COMPARE_EVERY = 16  # attempts
 EXAMPLES = 5
 SOLVED_NOISE = 0.02  # a pass rate that rises by less has not risen
+FIGURES = ("unconfirmed", "solved", "untested", "no_submit", "broken", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,15 @@ class Sample:
     """One attempt, as far as drift shows in it."""
 
     attempt: str
-    group: str
     unconfirmed: float  # reward from anything but the tests
     solved: float
     untested: float
     no_submit: float
     broken: float
     tokens: float
+
+
+Groups = OrderedDict[str, list[Sample]]
 
 
 # figure -> (allowed change from the baseline, name of the alert, what it says); shares and rewards absolute, tokens and the
@@ -62,8 +65,8 @@ class _Mean(NamedTuple):
 
 @dataclass(slots=True)
 class _Watch:
-    first: list[Sample] = field(default_factory=list)
-    latest: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    first: Groups = field(default_factory=OrderedDict)
+    latest: Groups = field(default_factory=OrderedDict)
     seen: int = 0
     best: _Mean = field(default_factory=lambda: _Mean(0.0, 0.0))  # share that any WINDOW so far has solved
     sounding: set[str] = field(default_factory=set)
@@ -80,7 +83,6 @@ class DriftWatch:
         watch = self._watches.setdefault((scored.run, scored.reward_config), _Watch())
         sample = Sample(
             attempt=scored.key.attempt,
-            group=scored.key.group,
             unconfirmed=scored.reward - scored.terms.get("solved", 0.0),
             solved=float(scored.verdict.solved),
             untested=float("untested_submit" in findings),
@@ -88,10 +90,13 @@ class DriftWatch:
             broken=float("broken_tool_call" in findings),
             tokens=float(scored.effort.sampled_tokens),
         )
-        if len(watch.first) < WINDOW:
-            watch.first.append(sample)
+        group = scored.key.group
+        if group in watch.first or len(watch.first) < WINDOW:
+            watch.first.setdefault(group, []).append(sample)
             return []
-        watch.latest.append(sample)
+        watch.latest.setdefault(group, []).append(sample)
+        if len(watch.latest) > WINDOW:
+            watch.latest.popitem(last=False)
         watch.seen += 1
         if len(watch.latest) < WINDOW or watch.seen % COMPARE_EVERY:
             return []
@@ -113,32 +118,30 @@ class DriftWatch:
                 watch.sounding.discard(name)
             elif change[name] > bound and name not in watch.sounding and _apart(before, now[figure]):
                 watch.sounding.add(name)
-                then = f"{before.value:.2f} in {'its best' if name == 'fewer' else 'the first'} {WINDOW} attempts"
+                then = f"{before.value:.2f} in {'its best' if name == 'fewer' else 'the first'} {WINDOW} groups"
                 what = f"the policy {text}: {then}, {now[figure].value:.2f} in the latest"
-                examples = _examples(watch.latest, figure, most=name != "fewer")
+                examples = _examples(
+                    (s for samples in watch.latest.values() for s in samples), figure, most=name != "fewer"
+                )
                 alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
         return alerts
 
 
-def _figures(samples: list[Sample] | deque[Sample]) -> dict[str, _Mean]:
-    names = ("unconfirmed", "solved", "untested", "no_submit", "broken", "tokens")
-    return {name: _mean([(sample.group, getattr(sample, name)) for sample in samples]) for name in names}
-
-
-def _mean(values: list[tuple[str, float]]) -> _Mean:
-    """Of (group, value)."""
-    mean = sum(value for _, value in values) / len(values)
-    off: dict[str, float] = {}
-    for group, value in values:
-        off[group] = off.get(group, 0.0) + value - mean
-    return _Mean(mean, sqrt(sum(total**2 for total in off.values())) / len(values))
+def _figures(groups: Groups) -> dict[str, _Mean]:
+    attempts = sum(map(len, groups.values()))
+    found = {}
+    for name in FIGURES:
+        sums = [(len(samples), sum(getattr(sample, name) for sample in samples)) for samples in groups.values()]
+        mean = sum(total for _, total in sums) / attempts
+        found[name] = _Mean(mean, sqrt(sum((total - count * mean) ** 2 for count, total in sums)) / attempts)
+    return found
 
 
 def _apart(one: _Mean, other: _Mean) -> bool:
     return abs(one.value - other.value) > SIGMAS * hypot(one.error, other.error)
 
 
-def _examples(samples: deque[Sample], figure: str, *, most: bool) -> list[str]:
+def _examples(samples: Iterable[Sample], figure: str, *, most: bool) -> list[str]:
     """The attempts in which it shows most, by the most or the least of the figure; of equal ones the latest."""
-    shown = sorted(reversed(samples), key=lambda sample: getattr(sample, figure), reverse=most)
+    shown = sorted(reversed(list(samples)), key=lambda sample: getattr(sample, figure), reverse=most)
     return [sample.attempt for sample in shown[:EXAMPLES]]

@@ -122,5 +122,15 @@ def first_failing(problem: Problem, results: Sequence[CallResult]) -> Observatio
     for i, case in enumerate(problem.visible):
         result = results[i] if i < len(results) else CallResult(None, "Missing")
         if result.value is None or not values.equal(result.value, case.expected):
-            return Observation(Tool.test, failing=i, got=(result.value or result.error)[:LONGEST])
+            return Observation(Tool.test, failing=i, got=_kept(result.error if result.value is None else result.value))
     return Observation(Tool.test)
+
+
+def _kept(text: str) -> str:
+    """Of a long value the beginning, as a person would read it: cut, it could not be read as a value any more."""
+    if len(text) <= LONGEST:
+        return text
+    try:
+        return values.show(text)[:LONGEST]
+    except ValueError:
+        return text[:LONGEST]

@@ -77,6 +77,7 @@ class Service:
                 except Superseded as error:
                     self.taken.add(error.run)
                     log.error("superseded", run=error.run, reason=str(error))
+                    self._let_go(error.run)
                 self.health.clear(THE_BUS)
                 self.health.wait_on(TAKEN)
                 await _first(
@@ -89,6 +90,13 @@ class Service:
             await asyncio.gather(listening, stopping, return_exceptions=True)
             await self.control.aclose()
             await asyncio.to_thread(self.thread.shutdown)  # a step may be in hand
+
+    def _let_go(self, run: str) -> None:
+        """Nothing of a run that another has stays in memory, nor turns announcements away from the run that comes next."""
+        if self.hand is not None:
+            self.hand.close()
+        self.hand = self.training = None
+        metrics.forget(run)
 
     # -- listening ---------------------------------------------------------------------------------------------------
 

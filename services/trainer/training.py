@@ -47,6 +47,7 @@ from shared.weights.checkpoint_objects import download_directory
 
 Announcement = tuple[Topic, msgspec.Struct]
 LONGEST_REASON = 2000  # characters; what the ledger keeps of one
+LOOKS = 3  # for what a trainer that still lives has made durable, before its run is taken
 MEASURE_REPLAY_EVERY = 20  # steps between measurements of the mismatch without router replay: one extra forward
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between tries to reach an object store that is away
@@ -96,14 +97,19 @@ class TrainingRun:
         self.trainer = Trainer(self.engine, config.train, reference=reference, mtp_stride=mtp_stride)
         if resume.state is not None:
             self.engine.load(resume.state)
-        # All that took long, and a trainer that still lives may have gone on: what it made durable meanwhile is not left out.
-        while back is None and (newer := checkpoints.found(objects, self.run)) != seen:
+        # All that took long, and a trainer that still lives may have gone on: what it made durable meanwhile is not left out. It
+        # could go on for ever: what it makes durable after the last look is lost to it by the claim.
+        for _ in range(LOOKS):
+            newer = checkpoints.found(objects, self.run)
+            if back is not None or newer == seen:
+                break
             seen, resume = newer, checkpoints.find(objects, self.run, cache)
             if resume.state is not None:
                 self.engine.load(resume.state)
         self.step = resume.step
         self.trained = set(resume.trained)
         self.quarantined: set[str] = set()
+        self._mtp_stands = False
         self.mine = checkpoints.claim(objects, self.run, trainer, resume, back.id if back else "")
         self.forks = checkpoints.forks(checkpoints.read_incarnations(objects, self.run))
         self._positions: dict[int, tuple[int, int]] = {}
@@ -230,7 +236,10 @@ class TrainingRun:
         if not trained.applied:
             self._refuse(result, [loaded for loaded, _ in good])
             return result
-        if not trained.mtp_applied:
+        if trained.mtp_applied:
+            self._mtp_stands = False
+        elif not self._mtp_stands:  # said once, until a step moves it again
+            self._mtp_stands = True
             what = (
                 f"step {self.step + 1}: the gradient of the speculation head was not finite; the head stays as it was"
             )

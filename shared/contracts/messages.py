@@ -213,6 +213,9 @@ class PolicyPublished(_Message, frozen=True, kw_only=True):
     manifest: Ref
 
 
+SHUTTING_DOWN = "shutting down"  # why a replica that leaves serves no more
+
+
 class PolicyApplied(_Message, frozen=True, kw_only=True):
     """A replica serves `serial` now (or, ok=False, could not load it and left the rotation)."""
 

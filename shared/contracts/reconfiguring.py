@@ -1,5 +1,6 @@
 """What may still change of a run that goes on: what every service takes up in the middle of a run. The trainer holds to what
-the run was started with, and no group mixes two kinds of sampling or reward. Pure."""
+the run was started with, and no group mixes two kinds of sampling or reward: a new reward has a new id, and holds for new
+groups. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +37,11 @@ def objection(old: RunConfig, new: RunConfig) -> str:
     """Why a run that was configured as `old` cannot go on as `new`; empty: it can."""
     changed = differing(old, new)
     for name in changed:
-        if name not in FREE:
-            return f"{name} is fixed for the life of a run; what may change: {', '.join(FREE)}"
+        if name.startswith("reward."):
+            if old.reward.id == new.reward.id:
+                return f"{name}: another reward in mid-run wants a reward.id of its own; found {new.reward.id!r}, which the run has"
+        elif name not in FREE:
+            return f"{name} is fixed for the life of a run; what may change: {', '.join(FREE)}, reward"
     limited = old.schedule.max_steps or old.schedule.minutes
     if old.train.cooldown and limited and (bound := [name for name in changed if name in BUDGET]):
         return (

@@ -191,6 +191,7 @@ def _parse(raw: Any) -> ModelConfig:
         from_size = "" if mla or "head_dim" in raw else " (hidden_size // num_attention_heads)"
         raise UnknownModel(f"config.json: {name} is {rotated}{from_size}; allowed: an even number")
     dense = len(moe_layers) < layers
+    positions = fields.whole("max_position_embeddings", None if mla else 32768)
     return ModelConfig(
         model_type=kind,
         vocab_size=fields.whole("vocab_size"),
@@ -203,9 +204,9 @@ def _parse(raw: Any) -> ModelConfig:
         v_head_dim=mla.v_head_dim if mla else head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-        max_position_embeddings=fields.whole("max_position_embeddings", None if mla else 32768),
+        max_position_embeddings=positions,
         initializer_range=fields.number("initializer_range", 0.02),
-        rope=_rope(fields, interleaved=bool(mla) and fields.flag("rope_interleave", True)),
+        rope=_rope(fields, positions, interleaved=bool(mla) and fields.flag("rope_interleave", True)),
         mla=mla,
         moe=moe,
         moe_layers=moe_layers,
@@ -277,7 +278,7 @@ _YARN = {
 }
 
 
-def _rope(fields: Fields, *, interleaved: bool) -> Rope:
+def _rope(fields: Fields, positions: int, *, interleaved: bool) -> Rope:
     """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
     new, old = fields.inner("rope_parameters"), fields.inner("rope_scaling")
     if new.raw and old.raw and new.raw != old.raw:
@@ -302,7 +303,7 @@ def _rope(fields: Fields, *, interleaved: bool) -> Rope:
     return Rope(
         theta=theta,
         factor=given.number("factor", least=1.0),
-        original_positions=given.whole("original_max_position_embeddings"),
+        original_positions=given.whole("original_max_position_embeddings", positions),
         beta_fast=given.number("beta_fast", 32.0, least=0.0) or 32.0,  # 0 is none to transformers, too
         beta_slow=given.number("beta_slow", 1.0, least=0.0) or 1.0,
         mscale=given.number("mscale", 0.0, least=0.0),

@@ -165,7 +165,18 @@ def canonical(problem: Problem, hidden: Hidden, number: int) -> tuple[Problem, H
         [_canonical(case, f"line {number}: field '{field}[{index}]") for index, case in enumerate(found)]
         for field, found in (("visible", problem.visible), ("hidden", hidden.cases))
     )
-    return msgspec.structs.replace(problem, visible=visible), msgspec.structs.replace(hidden, cases=cases)
+    actual = [_tidy(text) for text in problem.actual]
+    return msgspec.structs.replace(problem, visible=visible, actual=actual), msgspec.structs.replace(
+        hidden, cases=cases
+    )
+
+
+def _tidy(text: str) -> str:
+    """Of what came out: a value, or an exception's name as it is."""
+    try:
+        return encode(decode(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def _canonical(case: Case, where: str) -> Case:

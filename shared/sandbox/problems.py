@@ -13,8 +13,9 @@ from shared.sandbox import CallResult, FunctionRun, Limits
 # Wall clock over processor time: a busy machine must not turn a right answer into a wrong one. What loops is ended by its
 # processor time; only what sleeps gets to wait so long.
 PATIENCE = 5.0
-# The nursery counts as one, the candidate as one: two more threads or processes are left. Each may take the problem's memory.
-PROCESSES = 4
+# The nursery counts as one, the candidate as one, and a thread until the kernel has reaped it, later than its join: solutions
+# with a few threads need room. Threads share the problem's memory; each forked process may take it once more.
+PROCESSES = 16
 
 
 class NotRunnable(ValueError):

@@ -103,6 +103,8 @@ def test_an_engine_that_failed_before_is_waited_for_again(tmp_path: Path, monkey
                 for _ in range(2):
                     done = await here.etude("promote", "--version", "1")
                     assert (done.exit_code, "s-0: no room" in " ".join(done.stderr.split())) == (1, True), done.output
+                left = served(A, 0, "serving", replica="s-1", url="http://s-1", ok=False, reason=m.SHUTTING_DOWN)
+                await here.say(t.POLICIES_APPLIED, left)  # nobody waits for it
                 back = await here.etude("promote", "--version", "0")
                 assert (back.exit_code, "Served by s-0." in back.stderr) == (0, True), back.output
             again = await here.etude("promote", "--version", "0")

@@ -154,7 +154,6 @@ def test_the_base_of_the_angles_is_the_one_that_transformers_takes(fields: dict[
         ({**YARN, "partial_rotary_factor": 0.5}, r"rope_parameters\.partial_rotary_factor is 0\.5; supported: 1"),
         ({"rope_type": "yarn", "rope_theta": 1e4}, r"'rope_parameters\.factor' is missing"),
         ({**YARN, "factor": None}, r"'rope_parameters\.factor' is missing"),
-        ({"rope_type": "yarn", "factor": 4.0}, r"'rope_parameters\.original_max_position_embeddings' is missing"),
         ({**YARN, "truncate": None}, r"rope_parameters\.truncate is None; allowed: true or false"),
         ({**YARN, "factor": 0.5}, r"rope_parameters\.factor is 0\.5; allowed: a number of at least 1"),
         ({**YARN, "attention_factor": 0.0}, r"rope_parameters\.attention_factor is 0\.0; allowed: a number above 0"),

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
-from services.reward.monitors import WINDOW, DriftWatch
+from services.reward.monitors import WINDOW as GROUPS
+from services.reward.monitors import DriftWatch
 from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, AttemptKey, Effort, RolloutScored, StopReason, Verdict
 from shared.contracts.run import Purpose, Ref
 
+WINDOW = 4 * GROUPS  # attempts of as many groups as are compared
+SERIAL = itertools.count()
 REF = Ref(key="k", size=1, checksum="0" * 32)
 
 
 def feed(
     watch: DriftWatch, count: int, *, findings: tuple[str, ...] = (), start: int = 0, **fields: object
 ) -> list[Alert]:
+    """`count` attempts, in groups of four of which two are solved."""
     alerts = []
     for i in range(start, start + count):
+        serial = next(SERIAL)
         solved = i % 2 == 0
         values = {
             "verdict": Verdict(solved=solved, passed=1, total=1),
@@ -26,7 +32,7 @@ def feed(
             "terms": {"solved": float(solved)},
             "effort": Effort(thinking_tokens=50),
             "reward_config": "c",
-            "key": AttemptKey(attempt=f"a-{i}", epoch=0, group="g", problem="p"),
+            "key": AttemptKey(attempt=f"a-{i}", epoch=0, group=f"g-{serial // 4}", problem="p"),
         }
         scored = RolloutScored(
             run="r", trajectory=REF, stop=StopReason.submitted, oldest_version=0, **{**values, **fields}
@@ -81,23 +87,27 @@ def test_a_policy_that_loses_half_of_what_it_could_at_its_best_is_noticed_with_a
     assert all(int(e[2:]) >= 10_000 for e in alerts[0].examples)
 
 
-def practise(watch: DriftWatch, rates: random.Random, count: int, start: int, scale: float = 1.0) -> list[Alert]:
-    """Groups of 8 attempts at problems of every hardness, from never to always solved."""
+def practise(
+    watch: DriftWatch, rates: random.Random, size: int, groups: int, start: int, scale: float = 1.0
+) -> list[Alert]:
+    """Groups of `size` attempts at problems of every hardness, from never to always solved."""
     alerts = []
-    for number in range(start, start + count // 8):
+    for number in range(start, start + groups):
         rate = scale * rates.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-        for i in range(8):
+        for i in range(size):
             verdict = Verdict(solved=rates.random() < rate, passed=1, total=1)
             key = AttemptKey(attempt=f"{number}-{i}", epoch=0, group=f"g-{number}", problem=f"p-{number}")
             alerts += feed(watch, 1, key=key, verdict=verdict, reward=0.5, terms={"solved": 0.5})
     return alerts
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_easy_and_hard_problems_in_turn_are_no_collapse_and_a_collapse_is_noticed(seed: int) -> None:
+@pytest.mark.parametrize("size", [4, 8, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_easy_and_hard_problems_in_turn_are_no_collapse_and_a_collapse_is_noticed(seed: int, size: int) -> None:
     watch, rates = DriftWatch(), random.Random(seed)
-    assert practise(watch, rates, 20_000, 0) == []
-    assert [alert.name for alert in practise(watch, rates, 2 * WINDOW, 10_000, scale=0.2)] == ["fewer_solved"]
+    assert practise(watch, rates, size, 1500 if size < 64 else 600, 0) == []
+    collapse = practise(watch, rates, size, 2 * GROUPS, 10_000, scale=0.2)
+    assert [alert.name for alert in collapse] == ["fewer_solved"]
 
 
 def test_evaluations_and_other_configurations_are_kept_apart() -> None:

@@ -10,6 +10,7 @@ import pytest
 from services.rollout.ends import InfrastructureError
 from services.rollout.visible_tests import LONGEST, UnsupportedProblem, VisibleTests, first_failing
 from shared.problems import Case, Limits, Problem
+from shared.problems.values import encode
 from shared.sandbox import CallResult, FunctionRun, SandboxUnavailable
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
@@ -82,7 +83,8 @@ def test_a_sandbox_that_fails_is_infrastructure_and_the_service_says_so(health: 
 def test_of_a_huge_result_only_the_beginning_is_kept() -> None:
     seen = first_failing(PROBLEM, [CallResult('"' + "x" * 1_000_000 + '"')])
     assert seen.failing == 0
-    assert seen.got == '"' + "x" * (LONGEST - 1)
+    assert seen.got == "'" + "x" * (LONGEST - 1)
+    assert first_failing(PROBLEM, [CallResult(encode(tuple(range(10_000))))]).got.startswith("(0, 1, 2, ")
 
 
 def test_comparison_is_type_exact() -> None:

@@ -16,7 +16,7 @@ from services.scheduler.store import Store
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
-from shared.contracts.run import Purpose, RewardConfig, RunConfig, Sampling
+from shared.contracts.run import Purpose, RunConfig, Sampling
 from shared.ledger.transitions import AttemptState
 from shared.objects import ObjectMissing
 from tests.unit.scheduler.world import REF, RUN, Sent, config
@@ -210,11 +210,30 @@ def test_a_verdict_under_another_reward_configuration_is_refused(room: Room) -> 
     assert "no group mixes two" in refused[0]
 
 
+def test_a_new_reward_holds_for_new_groups_only_and_has_an_id_of_its_own(room: Room) -> None:
+    old, old_groups = room.run_config, {group.id for group in room.ws.open.values()}
+    again = m.RunControl(run=RUN, action="reconfigure", config=m.Ref(key="n", size=1, checksum="e" * 32))
+    room.run_config = msgspec.structs.replace(old, reward=msgspec.structs.replace(old.reward, solved=2.0))
+    room.tell(again)
+    assert room.ws.config == old
+    room.run_config = msgspec.structs.replace(old, reward=msgspec.structs.replace(old.reward, id="second", solved=2.0))
+    room.tell(again)
+    room.tell(m.PolicyPublished(run=RUN, serial=1, incarnation=0, step=1, parent=0, manifest=REF))
+    for group in list(room.ws.open.values())[:3]:
+        room.tell(*[room.scored(room.key(a)) for a in group.attempts])
+    trained = dict.fromkeys(room.ws.waiting, 0)
+    room.tell(m.StepCommitted(run=RUN, incarnation=0, step=1, serial=1, groups=trained))
+    assert {group.reward_config for group in room.ws.open.values() if group.id in old_groups} == {"default"}
+    for group in list(room.ws.open.values()):
+        room.tell(*[room.scored(room.key(a), oldest_version=1) for a in group.attempts])
+    room.tell(m.PolicyApplied(run=RUN, replica="i", url="", serial=1))
+    assert {group.reward_config for group in room.ws.open.values() if group.id not in old_groups} == {"second"}
+
+
 @pytest.mark.parametrize("action", ["reconfigure", "resume"])
 @pytest.mark.parametrize(
     ("field", "changed"),
     [
-        ("reward.id", {"reward": RewardConfig(id="second")}),
         ("sampling.temperature", {"sampling": Sampling(temperature=0.7)}),
         ("schedule.groups_per_step", {"schedule": config(groups_per_step=4).schedule}),
     ],
