@@ -39,7 +39,20 @@ class Sample:
     tokens: float
 
 
-Groups = OrderedDict[str, list[Sample]]
+@dataclass(slots=True)
+class _Group:
+    """`sums`: of each of FIGURES, as they come: windows of large groups are compared often."""
+
+    samples: list[Sample] = field(default_factory=list)
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(FIGURES))
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        for i, name in enumerate(FIGURES):
+            self.sums[i] += getattr(sample, name)
+
+
+Groups = OrderedDict[str, _Group]
 
 
 # figure -> (allowed change from the baseline, name of the alert, what it says); shares and rewards absolute, tokens and the
@@ -92,9 +105,9 @@ class DriftWatch:
         )
         group = scored.key.group
         if group in watch.first or len(watch.first) < WINDOW:
-            watch.first.setdefault(group, []).append(sample)
+            watch.first.setdefault(group, _Group()).add(sample)
             return []
-        watch.latest.setdefault(group, []).append(sample)
+        watch.latest.setdefault(group, _Group()).add(sample)
         if len(watch.latest) > WINDOW:
             watch.latest.popitem(last=False)
         watch.seen += 1
@@ -121,19 +134,21 @@ class DriftWatch:
                 then = f"{before.value:.2f} in {'its best' if name == 'fewer' else 'the first'} {WINDOW} groups"
                 what = f"the policy {text}: {then}, {now[figure].value:.2f} in the latest"
                 examples = _examples(
-                    (s for samples in watch.latest.values() for s in samples), figure, most=name != "fewer"
+                    (sample for group in watch.latest.values() for sample in group.samples),
+                    figure,
+                    most=name != "fewer",
                 )
                 alerts.append(Alert(run=run, name=alert, severity="warning", what=what, examples=examples))
         return alerts
 
 
 def _figures(groups: Groups) -> dict[str, _Mean]:
-    attempts = sum(map(len, groups.values()))
+    attempts = sum(len(group.samples) for group in groups.values())
     found = {}
-    for name in FIGURES:
-        sums = [(len(samples), sum(getattr(sample, name) for sample in samples)) for samples in groups.values()]
-        mean = sum(total for _, total in sums) / attempts
-        found[name] = _Mean(mean, sqrt(sum((total - count * mean) ** 2 for count, total in sums)) / attempts)
+    for i, name in enumerate(FIGURES):
+        mean = sum(group.sums[i] for group in groups.values()) / attempts
+        off = sum((group.sums[i] - len(group.samples) * mean) ** 2 for group in groups.values())
+        found[name] = _Mean(mean, sqrt(off) / attempts)
     return found
 
 
