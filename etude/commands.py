@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from etude import doctor as machine
 from etude.finding import Finding
 from shared.options import finite
-
-if TYPE_CHECKING:
-    pass
 
 State = Annotated[Path, typer.Option("--state", help="Directory for everything local.", envvar="ETUDE_STATE")]
 BOTH = "found both; give one of them"

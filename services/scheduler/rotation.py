@@ -66,7 +66,6 @@ def gone(
 
 
 def served(replicas: Replicas, policies: Policies, now: float, patience_s: float) -> set[int]:
-    """Versions that somebody serves: the rotation, and engines of other pools. One that is pinned says one word in its life; its
-    silence says nothing, and its version must be there when it starts again."""
+    """Versions that somebody serves: the rotation, and engines of other pools until they are forgotten (`gone`)."""
     others = {one.serial for one in replicas.values() if one.ok and one.pool != "rollout"}
     return others | {one.serial for one in rotation(replicas, policies, now, patience_s).values()}

@@ -92,7 +92,7 @@ class Service:
             await asyncio.to_thread(self.thread.shutdown)  # a step may be in hand
 
     def _let_go(self, run: str) -> None:
-        """Nothing of a run that another has stays in memory, nor turns announcements away from the run that comes next."""
+        """Nothing of a run that is over here, or that another has, stays in memory, nor turns announcements away from the next."""
         if self.hand is not None:
             self.hand.close()
         self.hand = self.training = None
@@ -308,9 +308,7 @@ class Service:
             raise
         finally:
             self.health.clear(GROUPS)
-            hand.close()
-            self.hand = self.training = None
-            metrics.forget(run)
+            self._let_go(run)
 
     async def _step(self, training: TrainingRun, batch: list[groups.LoadedGroup]) -> None:
         result: Advance = await self._in_thread(training.advance, batch)

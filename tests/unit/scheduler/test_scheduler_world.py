@@ -147,15 +147,21 @@ def test_a_fork_announces_again_what_it_freed_and_what_waits_in_the_ledgers_orde
     assert world.step == 12
 
 
-def test_a_problem_is_never_trained_twice_when_a_dead_trainers_quarantine_comes_after_its_heir_was_told(
-    engine: Engine,
-) -> None:
-    world = World(engine, config(), problems=12)
+def begun(engine: Engine, problems: int) -> World:
+    """Three groups wait for the trainer."""
+    world = World(engine, config(), problems=problems)
     world.start()
     while len(world.groups) < 3:
         world.now += 1
         world.schedule()
         world.work()
+    return world
+
+
+def test_a_problem_is_never_trained_twice_when_a_dead_trainers_quarantine_comes_after_its_heir_was_told(
+    engine: Engine,
+) -> None:
+    world = begun(engine, problems=12)
     group = min(world.groups)
     world.quarantine(group)
     world.begin_incarnation()
@@ -170,12 +176,7 @@ def test_a_problem_is_never_trained_twice_when_a_dead_trainers_quarantine_comes_
 def test_what_was_drawn_again_ends_when_a_surviving_step_trains_the_problem_after_all(
     engine: Engine, ready: bool
 ) -> None:
-    world = World(engine, config(), problems=4)
-    world.start()
-    while len(world.groups) < 3:
-        world.now += 1
-        world.schedule()
-        world.work()
+    world = begun(engine, problems=4)
     first = min(world.groups.values(), key=lambda ready: ready.sequence)
     # Of a release that did not say whose word it is: the trainer that lives trains it all the same.
     world.send(t.GROUPS_QUARANTINED, m.GroupQuarantined(run=RUN, group=first.group, reason="not finite"))
