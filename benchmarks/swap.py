@@ -144,7 +144,7 @@ async def sglang(settings: InferenceSettings, versions: list[Tensors]) -> tuple[
                 await client.pause("in_place", CONTROL_S)
                 await client.settle(CONTROL_S)
                 began = time.perf_counter()
-                await client.update(str(folder), serial, settings.sglang_update_s)
+                await client.update(str(folder), serial, settings.sglang_update_s, flush=False)
                 own.append(time.perf_counter() - began)
                 await client.proceed(CONTROL_S)
                 pauses.append(await live.load(serial + 1, bits, checksum(bits)))

@@ -21,6 +21,8 @@ Retry = Annotated[
     ),
 ]
 
+Seed = Annotated[int, typer.Option(help="Seed of the run.", min=0, max=2**63 - 1)]
+
 # Panels of `etude demo --help`, beside the options that most will want.
 PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an ablation", "This machine"
 
@@ -44,10 +46,21 @@ def _require_linux() -> None:
     _refuse([machine.system()])
 
 
-def _require_machine(state: Path) -> None:
+def _require_machine(state: Path, elsewhere: str = machine.ELSEWHERE) -> None:
     """Before anything is written: what the doctor objects to, with the way out."""
     _require_linux()
-    _refuse(machine.essentials(state))
+    _refuse(machine.essentials(state, elsewhere))
+
+
+def _require_free(state: Path) -> None:
+    """First of all: services that run here already hold what the machine would be said to lack."""
+    from etude.supervisor import AlreadyRunning, require_free
+
+    try:
+        require_free(state)
+    except AlreadyRunning as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def _require_servers(state: Path) -> None:
@@ -72,6 +85,8 @@ def up(
 ) -> None:
     """Start every service as its own process on this machine, and keep them alive. With the embedded adapters, or with
     the servers that ETUDE_BUS, ETUDE_LEDGER, ETUDE_OBJECTS and ETUDE_JOBS name."""
+    _require_linux()
+    _require_free(state)
     _require_machine(state)
     _require_servers(state)
     from etude.supervisor import run_foreground, spawn_detached
@@ -188,7 +203,7 @@ def demo(
         typer.Option(help="Minutes of practice, first request to last publication.", min=0.1, callback=finite),
     ] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    seed: Seed = 1,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the demo that was interrupted, with the options it began with.")
     ] = False,
@@ -262,12 +277,14 @@ def demo(
     etude demo --minutes 2 --eval-problems 50       a quick look
     etude demo --staleness 0 --report fresh.json    an ablation, reported apart
     """
+    if problems and pack:
+        raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
+    _require_linux()
+    _require_free(state)
     _require_machine(state)
     _require_servers(state)
     from etude.demo import DemoOptions, run
 
-    if problems and pack:
-        raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
     raise typer.Exit(
         run(
             DemoOptions(
@@ -338,5 +355,5 @@ def evaluate(
         raise typer.BadParameter(
             BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"
         )
-    _require_machine(Path(tempfile.gettempdir()))
+    _require_machine(Path(tempfile.gettempdir()), "set TMPDIR to another folder")
     raise typer.Exit(run(checkpoint, what, samples, json, limit, retry, leave_out))

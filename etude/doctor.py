@@ -20,6 +20,7 @@ from etude.finding import Finding
 from etude.finding import report as told
 
 DISK_GIB = 2.0  # pack, objects of a ten-minute run, logs
+ELSEWHERE = "give another folder with --state"
 BASE_PORT = 8700  # ports of `etude up` and of the demo count from here
 
 
@@ -81,14 +82,21 @@ def memory() -> Finding:
     )
 
 
-def disk(state: Path) -> Finding:
+def disk(state: Path, elsewhere: str = ELSEWHERE) -> Finding:
     folder, gib = room.disk_gib(state)
     return Finding(
         f"disk below {folder}",
         gib >= DISK_GIB,
         f"{gib:.1f} GiB free",
-        "" if gib >= DISK_GIB else f"free {DISK_GIB:g} GiB or use --state",
+        "" if gib >= DISK_GIB else f"free {DISK_GIB:g} GiB, or {elsewhere}",
     )
+
+
+def writable(state: Path, elsewhere: str = ELSEWHERE) -> Finding:
+    """Asked of the folder itself, or of the nearest one above it that is there."""
+    folder, _ = room.disk_gib(state)
+    ok = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    return Finding(f"folder {folder}", ok, "can be written" if ok else "cannot be written", "" if ok else elsewhere)
 
 
 def cores() -> Finding:
@@ -129,9 +137,10 @@ def ports() -> Finding:
     )
 
 
-def essentials(state: Path) -> list[Finding]:
-    """What every command that starts services needs."""
-    checks: list[Callable[[], Finding]] = [system, python, packages, sandbox, memory, lambda: disk(state)]
+def essentials(state: Path, elsewhere: str = ELSEWHERE) -> list[Finding]:
+    """What every command that starts services needs. `elsewhere`: how another folder than `state` is given."""
+    folder = (lambda: disk(state, elsewhere), lambda: writable(state, elsewhere))
+    checks: list[Callable[[], Finding]] = [system, python, packages, sandbox, memory, *folder]
     found = [check() for check in checks]
     return [*found, settings()] if all(finding.ok for finding in found[:3]) else found  # it needs what those look for
 

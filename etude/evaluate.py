@@ -22,6 +22,7 @@ import zstandard
 from rich.console import Console
 
 from etude import exchange
+from etude.demo.background import ended_by_signals
 from etude.demo.conduct import Conductor, Patience, Stalled, explained
 from etude.demo.prepare import (
     DemoError,
@@ -142,6 +143,7 @@ async def measure(
 ) -> dict[str, Any]:
     """The evaluator's report of `checkpoint`, one that is servable, on one split of a pack directory. Raises DemoError and
     NotACheckpoint before a service starts, Stalled after."""
+    ended_by_signals()
     checkpoint = checkpoint.resolve()
     with temporary_state() as state, Supervisor(state) as supervisor:
         own = stores_of(supervisor.state)
@@ -233,7 +235,7 @@ def run(
     except (DemoError, Stalled, NotACheckpoint, Told) as error:
         say_error(console, error)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     text = json.dumps({**figures_of(report), "left_out": own.without}, indent=2)
     print(text, flush=True)

@@ -5,6 +5,7 @@ Standard library only, and nothing newer than Python 3.9: set-up runs on whateve
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,7 +55,7 @@ def _field(path: Path, name: str, unit: int) -> int | None:
 def disk_gib(folder: Path) -> tuple[Path, float]:
     """The nearest folder that exists, and what is free on its disk."""
     folder = folder.resolve()
-    while not folder.exists():
+    while not os.path.exists(folder):  # not Path's own, which raises where a folder above cannot be read
         folder = folder.parent
     return folder, shutil.disk_usage(folder).free / 2**30
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude import run_list
-from etude.commands import BOTH, Retry, State
+from etude.commands import BOTH, Retry, Seed, State
 from shared.options import finite
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def start(
     problems: Annotated[
         Path | None, typer.Option(help="Your own problems to practise on instead (JSONL, docs/problems.md).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 1,
+    seed: Seed = 1,
     minutes: Annotated[float, typer.Option(help="Minutes of practice; 0: no limit.", min=0, callback=finite)] = 10.0,
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",

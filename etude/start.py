@@ -16,6 +16,7 @@ import typer
 
 from etude.acting import author, in_folder, require_listeners, unanswered
 from etude.demo import DemoOptions, prepare
+from etude.demo.background import in_thread
 from etude.demo.prepare import DemoError
 from etude.standing import Listener
 from shared import bus as buses
@@ -88,9 +89,9 @@ def run(options: DemoOptions, *, instead: bool = False, paused: bool = False) ->
 
 async def _prepared(options: DemoOptions, settings: ServiceSettings) -> tuple[RunConfig, Ref]:
     if options.pack and not options.problems and not (options.pack / "manifest.json").exists():
-        await asyncio.to_thread(prepare.make_pack, options.pack)
+        await in_thread(prepare.make_pack, options.pack)
     objects = await asyncio.to_thread(stores.connect, settings.objects_url)
-    return await asyncio.to_thread(prepare.new_run, objects, replace(options, state=settings.state))
+    return await in_thread(prepare.new_run, objects, replace(options, state=settings.state))
 
 
 def _going(listener: Listener) -> list[str]:

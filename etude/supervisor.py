@@ -6,7 +6,8 @@ Invariants:
 - A service that dies is started again after a delay that doubles from 0.5 s to 30 s and returns to 0.5 s after a minute
   of health; it is never given up, and the log says each time what happened. One exception: REFUSED says that its settings
   are bad, and they are the same the next time.
-- Stop means SIGTERM (services drain), SIGKILL only after a grace period.
+- Stop means SIGTERM (services drain), SIGKILL only after a grace period. Services are a process group each: what a terminal
+  sends to us does not reach them.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec 
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with(supervisor: int) -> Callable[[], None]:
+def end_with(parent: int) -> Callable[[], None]:
+    """For `preexec_fn`: SIGTERM for the child when the thread of process `parent` that starts it is no more."""
+
     def in_the_child() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != supervisor:  # it died before the kernel was asked
+        if os.getppid() != parent:  # it died before the kernel was asked
             os._exit(1)
 
     return in_the_child
@@ -124,7 +127,9 @@ class _Child:
                 stdout=out,
                 stderr=out,
                 env=environment,
-                preexec_fn=_end_with(os.getpid()),
+                preexec_fn=end_with(os.getpid()),
+                # A terminal's Ctrl-C is for us, and SIGTERM is what they hear of it: a second signal would cut their drain.
+                process_group=0,
             )
         self.started = time.monotonic()
 
@@ -194,10 +199,8 @@ class Supervisor:
             time.sleep(0.05)
         else:
             lock.close()
-            raise AlreadyRunning(
-                f"{self.state}: already in use by the supervisor with process id {holder(self.state) or 'unknown'}; "
-                "end it with `etude down`, or give another folder with --state"
-            )
+            require_free(self.state)
+            raise AlreadyRunning(f"{self.state}: already in use; give another folder with --state")
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -289,6 +292,15 @@ def holder(state: Path) -> int | None:
     return None
 
 
+def require_free(state: Path) -> None:
+    """Raises AlreadyRunning, which names the process and the way out."""
+    if (pid := holder(state)) is not None:
+        raise AlreadyRunning(
+            f"{state}: already in use by the supervisor with process id {pid}; end it with `etude down`, or give another folder "
+            "with --state"
+        )
+
+
 def taken_ports(specs: Iterable[ServiceSpec]) -> list[int]:
     """Of the fixed ports that these services want, those that somebody else listens on."""
     taken, host = [], os.environ.get("ETUDE_HOST") or "127.0.0.1"
@@ -322,10 +334,16 @@ def _end(processes: list[subprocess.Popen[bytes]], grace_s: float) -> None:
             process.wait()
 
 
+def leave_by() -> list[signal.Signals]:
+    """What ends a command and its services in order: Ctrl-C, `etude down`, and a terminal that goes (not under nohup)."""
+    hangs_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangs_up]
+
+
 def run_foreground(state: Path, base_port: int) -> None:
     """`etude up`: until SIGINT or SIGTERM."""
     leave = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in leave_by():
         signal.signal(number, lambda *_: leave.set())
     try:
         with Supervisor(state) as supervisor:

@@ -47,6 +47,16 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def at_home() -> bool:
+    """Whether the environment lies where it was made: its commands name that place, behind `#!` or, where it is long or has
+    spaces, in quotes."""
+    command = VENV / "bin" / "etude"
+    if not command.exists():
+        return True
+    begins = command.read_bytes()[:8192]
+    return any(f"{mark}{VENV}/bin/python".encode() in begins for mark in ("#!", '"', "'"))
+
+
 def check_machine() -> None:
     if sys.platform != "linux":
         fail(
@@ -96,7 +106,7 @@ def _dotted(version: tuple[int, int]) -> str:
 def lacking() -> dict[str, str]:
     """What the system lacks -> the Debian package that brings it."""
     found = {
-        "bwrap": shutil.which("bwrap"),
+        "bwrap": shutil.which("bwrap") or os.environ.get("ETUDE_SANDBOX") == "process",
         "python3 -m venv": importlib.util.find_spec("ensurepip") or shutil.which("uv"),
     }
     packages = {"bwrap": "bubblewrap", "python3 -m venv": "python3-venv"}
@@ -115,6 +125,13 @@ def system_packages() -> None:
         if subprocess.run(["apt-get", "install", "-y", "-qq", *missing.values()], check=False, **quiet).returncode == 0:
             return
     fail(f"{', '.join(missing)} not found. Install: {names} (e.g. sudo apt-get install {names}), then run make again.")
+
+
+def may_write(folder: Path) -> bool:
+    """Whether it can be written, or made."""
+    while not os.path.exists(folder):  # not Path's own, which raises where a folder above cannot be read
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def uv() -> list[str]:
@@ -163,11 +180,17 @@ def install() -> None:
 
 def main() -> None:
     check_machine()
-    if STAMP.exists() and STAMP.read_text() == fingerprint():
+    if STAMP.exists() and STAMP.read_text() == fingerprint() and at_home():
         return
+    if VENV.exists() and not at_home():
+        say(f"{VENV} was made in another folder; making it anew")
+        shutil.rmtree(VENV)
     fresh = not PYTHON.exists()
     require(lacks_room(fresh))
     system_packages()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if "UV_CACHE_DIR" not in os.environ and (cache.startswith("~") or not may_write(Path(cache, "uv"))):
+        os.environ["UV_CACHE_DIR"] = str(ROOT / ".cache" / "uv")
     if fresh:
         require(lacks_namespaces())
     install()

@@ -10,6 +10,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from etude.demo.background import require_wanted
 from shared.formats import Format
 from shared.formats.fitting import Fitting, gated
 from shared.sandbox import connect, gate
@@ -41,6 +42,7 @@ def _outcomes(path: Path, pairs: Sequence[gate.Pair]) -> list[gate.Outcome]:
         with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
             task = bar.add_task(f"{path}: run in the sandbox", total=len(pairs))
             for start in range(0, len(pairs), BATCH):
+                require_wanted()
                 outcomes += gate.check_sync(functions, pairs[start : start + BATCH])
                 bar.update(task, completed=len(outcomes))
     finally:

@@ -47,6 +47,10 @@ class NoVerdict(Told, RuntimeError):
     """Too many of an evaluation's attempts were lost."""
 
 
+class TurnedDown(Told, RuntimeError):
+    """The scheduler has refused the run; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long silence is borne before the demo gives up."""
@@ -84,7 +88,7 @@ class Conductor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._listener
 
-    async def _heard(self) -> None:
+    async def heard(self) -> None:
         """What was there at the beginning, if it is not too much: what is not heard is asked for twice at worst."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_WITHIN_S):
@@ -99,10 +103,15 @@ class Conductor:
             delivery.done()
 
     async def _until(self, there: Callable[[], bool], what: str, held: Callable[[], bool] = lambda: False) -> None:
-        """Waits for a fact. Raises Stalled after a long silence of the whole run, and at once where a service is refused;
+        """Waits for a fact. Raises Stalled after a long silence of the whole run, and at once where a service is refused, or
+        TurnedDown where the run is;
         while it is `held`, silence is what was asked for, and its clock begins again when the run goes on."""
         self._last_news = time.monotonic()
-        while not there():
+        while True:
+            if why := self.progress.turned_down:
+                raise TurnedDown(f"{self.run} has ended before its first attempt: {why}")
+            if there():
+                return
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -132,7 +141,7 @@ class Conductor:
     ) -> dict[str, Any]:
         """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once, unless it came to no
         verdict. Raises NoVerdict."""
-        await self._heard()
+        await self.heard()
         ended = self.verdict(name)
         if ended is None:
             asked = _numbered(name, len(self._under(name)) + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from etude.demo import prepare, report
+from etude.demo.background import call, ended_by_signals, in_thread
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from shared.output import write_whole
@@ -21,9 +21,10 @@ async def run_control(options: DemoOptions, console: Console) -> int:
     """Writes report.json with the same keys, `"control": "sft"`, and no ledger: nothing was requested. Raises DemoError."""
     from etude.evaluate import measure
 
+    ended_by_signals()
     refuse_what_is_ignored(options)
     report.require_place(options.report)
-    pack, taught = await asyncio.to_thread(packs_of, options)
+    pack, taught = await in_thread(packs_of, options)
     out = options.state.resolve() / "control-sft"
     measured = partial(
         measure,
@@ -36,8 +37,8 @@ async def run_control(options: DemoOptions, console: Console) -> int:
     )
     before = await measured(prepare.BASE, title="held-out, before")
     shutil.rmtree(out, ignore_errors=True)  # of an earlier control
-    code = await asyncio.to_thread(
-        prepare.call,
+    code = await in_thread(
+        call,
         "services.trainer.base", "sft", "--from", str(prepare.BASE), "--pack", str(taught),
         "--minutes", str(options.minutes), "--seed", str(options.seed), "--out", str(out),
     )  # fmt: skip

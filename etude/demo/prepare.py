@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,8 +10,10 @@ from rich.console import Console
 
 from etude import exchange
 from etude.demo import changes
+from etude.demo.background import call
 from etude.demo.checking import checked
 from etude.demo.options import DemoOptions
+from shared.contracts import schedulable
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
 from shared.formats import Format
@@ -32,7 +31,6 @@ from shared.weights.checkpoint_objects import download_directory, upload_directo
 BASE = Path(__file__).resolve().parent.parent / "data" / "base"
 PACK = Path(".cache/pack")
 SURPRISES = Path(".cache")
-INTERRUPTED = 130  # the exit code of a command that says so itself
 # Whatever the run is for, these say that its training is broken: going on would only use up problems. Set here and not in the
 # contract, whose default is what the field's absence means in runs that are stored.
 PAUSE_ON = ("gradient_not_finite", "age_bound_breached")
@@ -47,15 +45,6 @@ def make_pack(directory: Path = PACK) -> Path:
     if code := call("services.curator.cli", "mutate", "--out", str(directory)):
         raise DemoError(f"the problem pack could not be made (exit code {code}); the lines above say why")
     return directory
-
-
-def call(module: str, *arguments: str) -> int:
-    """Runs it, and returns its exit code. Raises KeyboardInterrupt where that ended it: Ctrl-C goes to both, and it may be the
-    first to end."""
-    code = subprocess.run([sys.executable, "-m", module, *arguments]).returncode
-    if code in (-signal.SIGINT, INTERRUPTED):
-        raise KeyboardInterrupt
-    return code
 
 
 def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
@@ -90,10 +79,14 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
 
 
 def planned(run: str, options: DemoOptions) -> RunConfig:
-    """The configuration, whose parts are not in the store yet. Raises what `changes` raises."""
+    """The configuration, whose parts are not in the store yet. Raises what `changes` raises, DemoError."""
     nothing = Ref(key="", size=0, checksum="")
     config = configure(run, options, nothing, (nothing, nothing), (nothing, nothing))
-    return changes.apply(config, changes.read(options.config), options.config) if options.config else config
+    if options.config:
+        config = changes.apply(config, changes.read(options.config), options.config)
+    if why := schedulable.objections(config):
+        raise DemoError(f"no run can be of this: {'; '.join(why)} (options of `etude demo`, or --config)")
+    return config
 
 
 def base_of(objects: Objects, options: DemoOptions) -> tuple[Ref | None, Path]:

@@ -114,6 +114,14 @@ class Progress:
         self.state = word.action
 
     @property
+    def turned_down(self) -> str:
+        """Why the scheduler ended the run before it asked for an attempt; empty where it did not."""
+        if self.state != "finished" or self.first_request is not None:
+            return ""
+        why = [alert for alert in self.alerts if alert.name == "configuration"]
+        return "; ".join([why[-1].what, *why[-1].examples]) if why else ""
+
+    @property
     def paused(self) -> bool:
         return self.state == "pause"
 

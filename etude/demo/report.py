@@ -22,12 +22,13 @@ from shared.contracts.run import Ref, RunConfig
 from shared.contracts.trajectory import Trajectory, unpack
 from shared.formats import Format
 from shared.objects import Objects
-from shared.output import require_writable, write_whole
+from shared.output import NotWritable, require_writable, write_whole
 from shared.statistics import paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COMPANIONS = (".png", ".md")
 BEST_OF_8, BEST_OF_K = "best_of_8", "best_of_k"
 # Key in report.json -> what a person reads, and how it is written.
 ROWS = (
@@ -143,6 +144,10 @@ class Outcome:
 
 def require_place(path: Path) -> None:
     """For the report, asked before the work; its folder is made. Raises NotWritable."""
+    if path.suffix in COMPANIONS:
+        raise NotWritable(
+            f"--report {path}: plot and text go beside it, as {' and '.join(COMPANIONS)}; give a file that ends otherwise (.json)"
+        )
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
     require_writable(path, "--report")

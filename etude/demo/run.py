@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -21,13 +20,22 @@ from rich.console import Console
 
 from etude.acting import in_folder
 from etude.demo import prepare, report
+from etude.demo.background import ended_by_signals, in_thread
 from etude.demo.conduct import Conductor, Stalled, explained
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import Evaluation, Practice, evaluation_end, say, say_error, watching
-from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
+from etude.supervisor import (
+    AlreadyRunning,
+    PortsTaken,
+    ServiceSpec,
+    Supervisor,
+    default_specs,
+    require_ports,
+)
 from shared import bus as buses
 from shared import objects as stores
+from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, RunConfig
 from shared.settings import ServiceSettings, Told, read
 
@@ -57,7 +65,7 @@ def run(options: DemoOptions) -> int:
 def ready(options: DemoOptions) -> DemoOptions:
     """The same options with a pack that is whole. What the user gave is checked, and what takes minutes is made and cached;
     nothing of a demo is written yet. Raises DemoError, Told."""
-    step = prepare.planned("", options).schedule.groups_per_step
+    step = prepare.planned(new_run_id(), options).schedule.groups_per_step
     if options.problems:
         pack = prepare.own_pack(options.problems, options.state / "own-pack", groups_per_step=step)
     else:
@@ -106,6 +114,11 @@ class Demo:
         known = {**self.memory["options"]}
         for field in ("problems", "pack", "report", "config"):
             known[field] = Path(known[field]) if known.get(field) else None
+        if memory["phase"] == "done":
+            raise DemoError(
+                f"{self.state}: the demo here is at its end, its figures are in {known['report']}; {self._command('etude demo')} "
+                "begins another, and keeps this one in archive/"
+            )
         # Where it runs is this call's business, what it does the first one's.
         here = {"state": self.options.state, "base_port": self.options.base_port}
         self.options = DemoOptions(**{**known, **here, "resume": True})
@@ -147,10 +160,7 @@ class Demo:
     # The demo
 
     async def run(self) -> int:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+        ended_by_signals()
         with Supervisor(
             self.state, say=lambda text: self.console.print(text, style="yellow", highlight=False)
         ) as supervisor:
@@ -182,7 +192,7 @@ class Demo:
         gave nor Ctrl-C while problems are made costs it. Returns the store that holds what the run starts with."""
         started = time.time()
         self._there()
-        options = await asyncio.to_thread(ready, replace(self.options, state=self.state))
+        options = await in_thread(ready, replace(self.options, state=self.state))
         self._set_aside()
         self._remember(phase=SET_UP)  # what is written from here on is a demo's
         objects = stores.connect(settings.objects_url)
@@ -204,6 +214,8 @@ class Demo:
         self, conductor: Conductor, supervisor: Supervisor, config: RunConfig, objects: stores.Objects
     ) -> int:
         options, ref = self.options, msgspec.convert(self.memory["config"], Ref)
+        if options.resume:  # figures and versions are told by what was said before
+            await conductor.heard()
         if self.memory["phase"] == "before":
             if not self.memory.get("announced"):
                 await conductor.control("start", "pause", config=ref)

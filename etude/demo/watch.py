@@ -109,6 +109,11 @@ def say_error(console: Console, error: BaseException) -> None:
     console.print(visible(text), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
+def _moves(console: Console) -> bool:
+    """Whether a bar can move there."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 @contextlib.asynccontextmanager
 async def watching(console: Console, title: str, total: float, view: View) -> AsyncIterator[None]:
     columns = (
@@ -117,7 +122,7 @@ async def watching(console: Console, title: str, total: float, view: View) -> As
         TextColumn("{task.fields[line]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, disable=not _moves(console)) as bar:
         task = bar.add_task(title, total=total, line="")
 
         async def paint() -> None:
@@ -126,7 +131,7 @@ async def watching(console: Console, title: str, total: float, view: View) -> As
                 now = time.time()
                 line = view.line(now)
                 bar.update(task, completed=min(view.done(now), total), line=line)
-                if not console.is_terminal and now - last >= PLAIN_EVERY_S:
+                if not _moves(console) and now - last >= PLAIN_EVERY_S:
                     last = now
                     say(console, title, line)
                 await asyncio.sleep(0.5)

@@ -29,12 +29,15 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
+SandboxKind = Annotated[
+    str, typer.Option(envvar="ETUDE_SANDBOX", help="bubblewrap, or process for code that you trust.")
+]
 
 
 @app.command()
 def mutate(
     out: Annotated[Path, typer.Option(help="Directory of the pack; made or replaced as a whole.")],
-    sandbox: Annotated[str, typer.Option(help="bubblewrap, or process for code that you trust.")] = "bubblewrap",
+    sandbox: SandboxKind = "bubblewrap",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Processes that work at a time.")] = 2,
     exclude_signatures: Annotated[
         Path | None,
@@ -121,7 +124,7 @@ def import_(
         Path | None,
         typer.Option(help="The policy whose chat format must fit the problems; the one that ships where left out."),
     ] = None,
-    sandbox: Annotated[str, typer.Option(help="bubblewrap, or process for code that you trust.")] = "bubblewrap",
+    sandbox: SandboxKind = "bubblewrap",
 ) -> None:
     """A pack of your own problems: what the policy's chat format cannot take is left out; each other one is run in the
     sandbox, and refused where its solution does not solve it."""

@@ -11,7 +11,7 @@ import threading
 
 from services.inference.engine import Engine
 from services.inference.live import Bits
-from services.inference.published import bits_of
+from services.inference.published import Checksum
 from shared.model import Transformer, published_tensors
 from shared.model.checkpoint import narrowed
 from shared.model.fp8 import round_inputs, round_weights
@@ -52,6 +52,8 @@ class LiveWeights:
         if self._fp8:
             round_inputs(self._shadow)
         self._guard = threading.Lock()
+        self._checksum_of = Checksum(engine.model)
+        self._sampling = published_tensors(engine.model)
 
     @property
     def serial(self) -> int:
@@ -70,7 +72,7 @@ class LiveWeights:
     def _load(self, serial: int, bits: Bits, expected: str) -> float:
         with self._guard:
             write_bits(self._shadow, bits)
-            found = checksum(bits_of(self._shadow))
+            found = self._checksum_of(published_tensors(self._shadow))
             if found != expected:
                 raise WeightsDamaged(f"serial {serial}: the engine's copy hashes to {found}, expected {expected}")
             if self._fp8:
@@ -78,14 +80,14 @@ class LiveWeights:
             serving = self.engine.model
             pause = self.engine.swap(self._shadow, serial).result()
             self._shadow, self.bits = serving, bits
+            self._sampling = published_tensors(self.engine.model)  # after the swap, which may lay weights out anew
             return pause
 
     def _checksum(self) -> tuple[int, str]:
         with self._guard:
-            serial, found = self.engine.serial, bits_of(self.engine.model)
+            serial, found = self.engine.serial, self._checksum_of(self._sampling)
             if not self._fp8:
-                return serial, checksum(found)
-            wanted = in_fp8(self.bits)
-            if checksum(found) != checksum(wanted):
+                return serial, found
+            if found != checksum(in_fp8(self.bits)):
                 raise WeightsDamaged(f"serial {serial}: the engine's weights are not what FP8 makes of the version")
             return serial, checksum(self.bits)

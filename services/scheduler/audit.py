@@ -78,8 +78,8 @@ class Report:
 
     def summary(self) -> str:
         return (
-            f"lost {self.number('lost')}, trained twice {self.number('trained_twice')}, "
-            f"staleness violations {self.number('staleness')}"
+            f"{self.number('lost')} lost, {self.number('trained_twice')} trained twice, "
+            f"{self.number('staleness')} staleness violations"
         )
 
     def as_dict(self) -> dict[str, Any]:

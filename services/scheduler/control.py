@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.scheduler import life
 from services.scheduler.working_set import FORGOTTEN, WorkingSet
 from shared.contracts import messages as m
-from shared.contracts import reconfiguring
+from shared.contracts import reconfiguring, schedulable
 from shared.contracts.run import Ref, RunConfig
 from shared.ledger.transitions import RUN_MOVES, RunState
 from shared.objects import ObjectDamaged, ObjectMissing
@@ -86,7 +85,7 @@ def _configure(ws: WorkingSet, message: m.RunControl, now: float, read_config: R
     except UNREADABLE as error:
         objections = [f"{message.config.key}: no readable run configuration: {error}"]
     else:
-        objections = life.objections(config)
+        objections = schedulable.objections(config)
         if config.run != message.run:
             objections.append(
                 f"run: found {config.run!r}; allowed: {message.run!r}, which {message.config.key} was sent for"

@@ -41,16 +41,18 @@ def verify(
     """Every engine's live weights against the manifest of the version that it says it serves; the newest version rebuilt
     from its chain; and bf16 of the masters in the trainer's newest checkpoint against their manifest.
 
-    Prints one JSON object a line. Exit code 0: all equal; 1: something differs; 2: nothing to compare.
+    Prints one JSON object a line. Exit code 0: all equal; 1: something differs, or an engine could not be asked; 2: nothing to
+    compare.
     """
     settings = _settings(state)
     objects = stores.connect(settings.objects_url)
     run = run or _newest_run(objects)
-    lines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
-    lines += [_verify_chain(objects, run), _verify_masters(objects, run, settings.state / "trainer")]
-    for line in lines:
+    engines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
+    stored = [_verify_chain(objects, run), _verify_masters(objects, run, settings.state / "trainer")]
+    for line in (*engines, *stored):
         print(json.dumps(line))
-    compared = [line for line in lines if line["equal"] is not None]
+    # Masters and chain may not be there yet; an engine that is to be verified and cannot be is not verified.
+    compared = [*engines, *(line for line in stored if line["equal"] is not None)]
     raise typer.Exit(2 if not compared else 0 if all(line["equal"] for line in compared) else 1)
 
 

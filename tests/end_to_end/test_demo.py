@@ -50,9 +50,13 @@ def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_p
                 services = json.loads((tmp_path / ".etude" / "supervisor.json").read_text())["services"]
                 os.kill(services[victim]["pid"], signal.SIGKILL)
                 killed = True
+                verified = _etude("weights", "verify", cwd=tmp_path)
     text = (tmp_path / "demo.log").read_text()
     assert demo.returncode == 0, text[-3000:]
     assert killed, text[-3000:]
+    compared = {line["what"]: line["equal"] for line in map(json.loads, verified.stdout.splitlines())}
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert compared["engine"] is compared["chain"] is True
     report = json.loads((tmp_path / "report.json").read_text())
     assert [report[k] for k in ("lost", "trained_twice", "staleness_violations")] == [0, 0, 0]
     assert report["steps"] >= 12
@@ -74,12 +78,14 @@ def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) 
         )
         while first.poll() is None and _steps(tmp_path / ".etude") < 2:
             time.sleep(0.2)
-        os.killpg(first.pid, signal.SIGINT)  # a terminal sends it to the services as well
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal does
         code = first.wait(120)
     text = (tmp_path / "demo.log").read_text()
     assert code == 130, text[-3000:]
     assert "Stopped. `etude demo --resume` goes on from here." in text
     assert "Traceback" not in text
+    for log in (tmp_path / ".etude" / "logs").glob("*.log"):
+        assert "Traceback" not in log.read_text(), log.name
     assert not (tmp_path / "report.json").exists()
     memory = json.loads((tmp_path / ".etude" / "demo.json").read_text())
     assert memory["phase"] == "practice"

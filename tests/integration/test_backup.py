@@ -53,7 +53,7 @@ async def second_life(folder: Path, run: str, trained: int) -> None:
         assert platform.trained() == trained
         await until(lambda: platform.trained() >= trained + 8, "the run to go on", WITHIN_S)
         await platform.stop_run(WITHIN_S)
-        assert audited(platform) == "lost 0, trained twice 0, staleness violations 0"
+        assert audited(platform) == "0 lost, 0 trained twice, 0 staleness violations"
 
 
 def audited(platform: Platform) -> str:

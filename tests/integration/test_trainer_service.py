@@ -150,6 +150,10 @@ def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path
             assert verify.exit_code == 0, verify.output
             lines = [msgspec.json.decode(line) for line in verify.output.splitlines() if line.startswith("{")]
             assert {line["what"]: line["equal"] for line in lines} == {"chain": True, "masters": True}
+            unasked = CliRunner().invoke(
+                cli.app, ["verify", "--engine", "http://127.0.0.1:9"], env={"ETUDE_STATE": str(state)}
+            )
+            assert unasked.exit_code == 1, "an engine that does not answer is not verified"
         finally:
             trainer.kill()
             world.task.cancel()

@@ -23,7 +23,7 @@ app = typer.Typer(
 DATA = Path(__file__).resolve().parents[3] / "etude" / "data" / "base"
 
 Pack = Annotated[Path, typer.Option(help="A pack directory, made by `etude tasks mutate --out DIR`.")]
-Seed = Annotated[int, typer.Option(help="Seed of data and training.")]
+Seed = Annotated[int, typer.Option(help="Seed of data and training.", min=0, max=2**63 - 1)]
 Processes = Annotated[int, typer.Option(help="Training processes of one thread each.", min=1, max=64)]
 SandboxKind = Annotated[str, typer.Option(envvar="ETUDE_SANDBOX", help="bubblewrap, or process for trusted code.")]
 

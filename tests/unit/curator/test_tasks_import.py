@@ -155,3 +155,14 @@ def test_where_nothing_is_left_nothing_is_written(own: Path, tmp_path: Path) -> 
     assert result.exit_code == 2
     assert "1 of 1 problems do not fit compact-1" in result.stderr
     assert not (tmp_path / "pack").exists()
+
+
+@pytest.mark.parametrize("command", [["mutate", "--limit", "1"], ["import", "FILE"]])
+def test_where_problems_are_run_is_said_by_the_setting_too(
+    command: list[str], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_SANDBOX", "nonsense")
+    arguments = [str(own) if word == "FILE" else word for word in command]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "nonsense" in done.output

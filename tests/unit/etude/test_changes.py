@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -77,3 +79,20 @@ def test_a_stored_run_that_does_not_say_at_what_it_pauses_pauses_at_nothing() ->
     stored = msgspec.to_builtins(CONFIG)
     del stored["schedule"]["pause_on"]
     assert msgspec.convert(stored, RunConfig).schedule.pause_on == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        ({"router_replay": False}, "train.router_replay", False),
+        ({"length_penalty": False}, "reward.length", None),
+        ({"uniform_sampling": True}, "schedule.hardness_sampling", False),
+        ({"staleness": 0}, "schedule.max_staleness", 0),
+        ({"credit": "attempt"}, "train.credit.per", "attempt"),
+        ({"retry": "append"}, "sampling.retry", "append"),
+        ({"seed": 7}, "seed", 7),
+    ],
+)
+def test_an_ablation_is_one_flag_and_the_run_is_of_it(flag: dict[str, Any], field: str, value: object) -> None:
+    of = attrgetter(field)
+    assert of(planned("r", DemoOptions(**flag))) == value != of(planned("r", DemoOptions()))

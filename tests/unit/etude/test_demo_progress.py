@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -76,13 +77,14 @@ def test_an_evaluation_ends_with_the_figures_of_the_table() -> None:
     )
 
 
-def test_without_a_terminal_the_figures_come_as_plain_lines() -> None:
+@pytest.mark.parametrize("where", [{"force_terminal": False}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}])
+def test_where_no_bar_can_move_the_figures_come_as_plain_lines(where: dict[str, Any]) -> None:
     async def scenario(console: Console) -> None:
         async with watching(console, "held-out, before", 8, Evaluation(Progress(), 0, 8)):
             await asyncio.sleep(0.05)
 
     out = io.StringIO()
-    asyncio.run(scenario(Console(file=out, force_terminal=False)))
+    asyncio.run(scenario(Console(file=out, **where)))
     assert out.getvalue() == "held-out, before: no attempt of 8 is scored yet\n"
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from etude.canary import Trial, verdict
-from etude.demo.report import figures_of, in_points, paired, table
+from etude.demo.report import figures_of, in_points, paired, require_place, table
+from shared.output import NotWritable
 
 EVALUATED = {"pass_at_1": 0.3, "pass_at_1_low": 0.2, "pass_at_1_high": 0.4, "first_edit": 0.1, "best_of_k": 0.625}
 
@@ -25,6 +27,13 @@ def test_best_of_8_is_there_where_it_is_of_8(samples: int) -> None:
     figures = figures_of(evaluation(samples, tokens_per_solved=90.0))
     assert figures["best_of_8"] == 0.625
     assert "best_of_k" not in figures
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.png"])
+def test_a_report_that_its_plot_or_text_would_overwrite_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotWritable, match=r"plot and text go beside it, as \.png and \.md"):
+        require_place(tmp_path / name)
+    require_place(tmp_path / "report.json")
 
 
 def test_best_of_fewer_is_not_called_best_of_8() -> None:

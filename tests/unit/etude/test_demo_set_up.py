@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from etude.demo import prepare
+from etude.demo import background
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.run import LOCAL, Demo, run
@@ -131,6 +133,32 @@ def test_a_set_up_that_was_stopped_does_not_become_a_demo_behind_the_users_back(
     assert json.loads((state / "demo.json").read_text()) == {"phase": "set-up"}
 
 
+def test_a_demo_at_its_end_is_not_gone_on_with(state: Path) -> None:
+    finished_demo(state)
+    memory = json.loads((state / "demo.json").read_text())
+    (state / "demo.json").write_text(json.dumps({**memory, "options": {"report": "mine.json"}}))
+    with pytest.raises(
+        DemoError, match=r"at its end, its figures are in mine\.json; `etude demo --state .*` begins another"
+    ):
+        Demo(DemoOptions(state=state, resume=True), PAGE).recall()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"staleness": 129}, "schedule.max_staleness: found 129; allowed: 0 to 128"),
+        ({"group_size": 200}, "schedule.group_size: found 200; allowed: 2 to 128"),
+        ({"groups_per_step": 2000}, "schedule.groups_per_step: found 2000; allowed: 1 to 1024"),
+    ],
+)
+def test_what_no_scheduler_would_take_up_is_refused_before_anything_is_made(
+    given: dict[str, int], said: str, state: Path, problems: Path
+) -> None:
+    with pytest.raises(DemoError, match=said):
+        set_up(Demo(DemoOptions(state=state, problems=problems, **given), PAGE))  # type: ignore[arg-type]
+    assert files(state) == {}
+
+
 def test_another_platforms_folder_is_refused_before_anything_is_made(state: Path, problems: Path) -> None:
     (state / "bus.db").write_bytes(b"somebody's")
     with pytest.raises(DemoError, match="no demo; give another folder"):
@@ -148,28 +176,60 @@ def test_an_error_shows_what_the_user_wrote_as_it_is(
     assert "field 'files[solution.py]': defines no function 'nothing_of_this_name'" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("code", [-signal.SIGINT, 130])
-def test_what_ctrl_c_ended_beside_us_is_no_failure(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGINT)", "sys.exit(130)"])
+def test_what_ctrl_c_ended_beside_us_is_no_failure(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal interrupts both, and the other may end first."""
-    monkeypatch.setattr(subprocess, "run", lambda *_: subprocess.CompletedProcess([], code))
+    (tmp_path / "ends.py").write_text(f"import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n{end}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        prepare.make_pack(tmp_path / "pack")
+        background.call("ends")
+
+
+def test_work_that_nobody_waits_for_any_more_ends_at_its_next_look() -> None:
+    looks, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            while True:
+                background.require_wanted()
+                looks.set()
+        finally:
+            ended.set()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(background.in_thread(work))
+        await asyncio.to_thread(looks.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(ended.wait, 30)
+
+    asyncio.run(scenario())
+
+
+TO_ALL = (signal.SIGINT, os.killpg)  # as a terminal does
+ALONE = [(number, os.kill) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
 @pytest.mark.timeout(180)
-def test_ctrl_c_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "send"), [TO_ALL, *ALONE])
+def test_a_signal_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(
+    number: signal.Signals, send: Callable[[int, int], None], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "etude.cli", "demo", "--state", "here", "--base-port", "0"]
     demo = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 120
         while not _children(demo.pid) and demo.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+        maker = int(_children(demo.pid)[0])
+        send(demo.pid, number)
         out, _ = demo.communicate(timeout=60)
     finally:
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGKILL)
     assert demo.returncode == 130, out
+    assert not Path(f"/proc/{maker}").exists()
     assert out.splitlines()[-1] == (
         "Stopped during set-up; `etude demo --state here` begins again, what is cached is kept."
     )

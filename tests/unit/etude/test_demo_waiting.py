@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from etude import status
-from etude.demo.conduct import Conductor, NoVerdict, Patience, Stalled, explained, waits
+from etude.demo.conduct import Conductor, NoVerdict, Patience, Stalled, TurnedDown, explained, waits
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import configure
 from etude.demo.progress import Progress
@@ -26,6 +26,7 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Purpose, Ref, Sampling
 from shared.objects import Objects
+from shared.problems import pack as packs
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
 
@@ -117,6 +118,60 @@ def test_a_run_that_is_sent_back_while_it_is_paused_is_still_paused() -> None:
     assert seen((NOW, word("pause", by="alice")), (NOW + 1, word("rollback", by="alice"))).paused
     assert not seen((NOW, word("pause")), (NOW + 1, word("resume"))).paused
     assert not seen((NOW, word("pause")), (NOW + 1, word("stop"))).paused
+
+
+def test_a_run_that_the_scheduler_refuses_ends_the_waiting_with_the_reason(tmp_path: Path) -> None:
+    why = m.Alert(
+        run="r",
+        name="configuration",
+        severity="critical",
+        what="c.json cannot be scheduled",
+        examples=["lease_s: found 0"],
+    )
+
+    async def scenario() -> None:
+        settings = ServiceSettings(state=tmp_path)
+        bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
+        async with Conductor(bus, objects, "r") as conductor:
+            waiting = asyncio.create_task(conductor.served(0))
+            await bus.publish(t.ALERTS, "r", why)
+            await bus.publish(t.RUNS_CONTROL, "r", word("finished"))
+            with pytest.raises(TurnedDown, match=r"r has ended before its first attempt: c\.json .*; lease_s: found 0"):
+                await waiting
+        await bus.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_run_that_was_asked_for_attempts_was_not_refused_whatever_was_said_of_its_settings() -> None:
+    alert = m.Alert(run="r", name="configuration", severity="critical", what="no", examples=[])
+    progress = seen((NOW, requested()), (NOW, word("finished")))
+    progress.see(alert, NOW)
+    assert progress.turned_down == ""
+
+
+def test_a_demo_that_goes_on_after_practice_measures_the_last_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = ServiceSettings(state=tmp_path)
+        bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
+        pack = objects.put("pack", packs.write([]))
+        config = configure("r", DemoOptions(), REF, (REF, REF), (pack, pack), REF)
+        for serial in (0, 3):
+            published = m.PolicyPublished(run="r", serial=serial, step=serial, incarnation=1, parent=-1, manifest=REF)
+            await bus.publish(t.POLICIES_PUBLISHED, "r", published)
+        served = m.PolicyApplied(run="r", replica="a", url="http://127.0.0.1:1", serial=3)
+        await bus.publish(t.POLICIES_APPLIED, "r", served)
+        demo = Demo(DemoOptions(state=tmp_path, resume=True), Console(file=io.StringIO()))
+        demo.memory = {"phase": "after", "config": {"key": "x", "size": 1, "checksum": REF.checksum}}
+        async with Conductor(bus, objects, "r") as conductor:
+            going_on = asyncio.create_task(demo._conduct(conductor, Supervisor(tmp_path), config, objects))
+            asked = await anext(bus.deliveries([t.EVALS_REQUESTED], None, 1))
+            going_on.cancel()
+            await asyncio.wait({going_on})
+        assert (asked.message.eval, asked.message.serial) == ("after", 3)
+        await bus.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_the_bar_of_practice_stands_still_while_the_run_is_paused() -> None:

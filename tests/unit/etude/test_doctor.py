@@ -93,7 +93,18 @@ def test_too_little_disk_is_found_where_the_state_will_lie(
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     found = doctor.disk(tmp_path / "not" / "there" / "yet")
     assert (found.ok, found.found, asked) == (ok, f"{free} GiB free", [tmp_path])
-    assert ("use --state" in found.way_out) is not ok
+    assert ("with --state" in found.way_out) is not ok
+
+
+def test_a_folder_that_cannot_be_made_is_found_where_it_would_lie(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = doctor.writable(tmp_path / "file" / "state")
+    assert (found.ok, found.what, found.way_out) == (
+        False,
+        f"folder {tmp_path}/file",
+        "give another folder with --state",
+    )
+    assert doctor.writable(tmp_path / "a" / "b").ok
 
 
 def test_elsewhere_than_on_linux_the_way_out_is_told_and_no_more_is_tried(

@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from etude import commands
+from etude import commands, room
 from etude import supervisor as s
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.prepare import BASE, DemoError, own_problems
@@ -50,6 +50,30 @@ def test_the_file_of_a_killed_supervisor_is_not_believed(tmp_path: Path, capsys:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_who_holds_the_folder_is_told_before_what_the_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_door: typer.Typer
+) -> None:
+    """The services that run hold the memory."""
+    monkeypatch.setattr(room, "memory_gib", lambda: 0.5)
+    with s.Supervisor(tmp_path):
+        for command in ("up", "demo"):
+            said = CliRunner().invoke(front_door, [command, "--state", str(tmp_path), "--base-port", "0"])
+            assert said.exit_code == 1
+            assert f"already in use by the supervisor with process id {os.getpid()}; end it with" in said.output
+
+
+def test_what_a_terminal_sends_to_the_supervisor_does_not_reach_the_services(tmp_path: Path) -> None:
+    (tmp_path / "stays.py").write_text("import time\ntime.sleep(60)\n")
+    stays = s.ServiceSpec("stays", "stays", {"PYTHONPATH": str(tmp_path)})
+    with s.Supervisor(tmp_path, say=lambda _: None) as supervisor:
+        supervisor.start([stays])
+        deadline = time.monotonic() + 20
+        while not supervisor.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process = supervisor.processes()["stays"]
+        assert os.getpgid(process) == process
 
 
 def test_detaching_where_another_runs_is_refused(tmp_path: Path, sleeper: s.ServiceSpec) -> None:
@@ -237,6 +261,14 @@ def test_a_number_without_an_end_is_refused(front_door: typer.Typer, command: li
     said = CliRunner().invoke(front_door, [*command, found], env={"COLUMNS": "200"})
     assert said.exit_code == 2
     assert "allowed: a finite number" in said.output or found == "nan"  # which is not at least 0 either
+
+
+@pytest.mark.parametrize(("found", "allowed"), [("-1", "or equal to 0"), (str(2**63), f"or equal to {2**63 - 1}")])
+@pytest.mark.parametrize("command", ["demo", "start"])
+def test_a_seed_that_is_none_is_refused(front_door: typer.Typer, command: str, found: str, allowed: str) -> None:
+    said = CliRunner().invoke(front_door, [command, "--seed", found], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert allowed in said.output
 
 
 def test_an_evaluation_of_a_folder_that_is_no_pack_names_what_is_missing(tmp_path: Path) -> None:

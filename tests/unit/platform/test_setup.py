@@ -77,6 +77,33 @@ def refusing(folder: Path) -> None:
     bwrap.chmod(0o755)
 
 
+def test_who_gave_up_sandboxes_needs_no_bubblewrap(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    assert "bwrap" in setup.lacking()
+    monkeypatch.setenv("ETUDE_SANDBOX", "process")
+    assert "bwrap" not in setup.lacking()
+
+
+@pytest.mark.parametrize("begins", ["#!{}/bin/python\n", '#!/bin/sh\n\'\'\'exec\' "{}/bin/python" "$0" "$@"\n'])
+def test_an_environment_that_was_moved_is_known(monkeypatch, tmp_path, begins):
+    monkeypatch.setattr(setup, "VENV", tmp_path / "a b" / ".venv")
+    assert setup.at_home(), "there is none yet"
+    command = setup.VENV / "bin" / "etude"
+    command.parent.mkdir(parents=True)
+    command.write_text(begins.format(setup.VENV))
+    assert setup.at_home()
+    for elsewhere in (f"/before{setup.VENV}", "/before/.venv"):
+        command.write_text(begins.format(elsewhere))
+        assert not setup.at_home()
+
+
+def test_where_a_cache_can_be_made_is_known(tmp_path):
+    (tmp_path / "file").touch()
+    assert setup.may_write(tmp_path / "not" / "there")
+    assert not setup.may_write(tmp_path / "file" / "below")
+
+
 def test_what_is_missing_ends_set_up_unless_it_is_told_to_go_on(monkeypatch):
     monkeypatch.delenv(setup.ANYWAY, raising=False)
     setup.require([])

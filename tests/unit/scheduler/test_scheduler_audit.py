@@ -38,7 +38,7 @@ def damage(engine: Engine, *statements: str) -> None:
 def test_a_sound_run_has_no_findings(finished: Engine) -> None:
     report = audit(finished, RUN, max_staleness=2)
     assert report.sound
-    assert report.summary() == "lost 0, trained twice 0, staleness violations 0"
+    assert report.summary() == "0 lost, 0 trained twice, 0 staleness violations"
     assert report.counts == {
         "rollouts.requested": 48,
         "rollouts.finished": 48,
@@ -93,7 +93,7 @@ def test_the_command_prints_the_promises_and_exits_by_them(tmp_path: Path) -> No
         damage(engine, f"UPDATE runs SET config = '{msgspec.json.encode(ref).decode()}'")
         sound = CliRunner().invoke(app, ["audit", RUN, "--state", str(tmp_path)])
         assert sound.exit_code == 0, sound.output
-        assert "lost 0, trained twice 0, staleness violations 0" in sound.output
+        assert "0 lost, 0 trained twice, 0 staleness violations" in sound.output
         assert "at most 2 allowed" in sound.output
         shown = CliRunner().invoke(app, ["show", "--state", str(tmp_path)])
         assert shown.exit_code == 0, shown.output

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.life import GROUPS, NAME_CHARS, STALENESS, Budget, hand_is_empty, objections, step_seconds
+from services.scheduler.life import Budget, hand_is_empty, step_seconds
 from services.scheduler.reconciler import Closing, Fate, closing, fate, must_submit, overdue
 from shared.contracts.codec import encode
 from shared.contracts.ids import group_id
 from shared.contracts.messages import StepCommitted
 from shared.contracts.run import RewardConfig
+from shared.contracts.schedulable import GROUPS, NAME_CHARS, STALENESS, objections
 from shared.contracts.topics import STEPS_COMMITTED
 from shared.ledger.transitions import AttemptState as S
 from tests.unit.scheduler.world import config

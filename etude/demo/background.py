@@ -1,0 +1,86 @@
+"""What blocks for minutes (a child process, checks in a sandbox) in a thread, beside a loop that hears Ctrl-C and SIGTERM.
+
+A thread cannot be cancelled, and the process does not end before it: so whoever is cancelled here ends the child that the
+work waits for, and work that has none looks now and then whether it is still wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from etude.supervisor import end_with, leave_by
+
+T = TypeVar("T")
+INTERRUPTED = 130  # the exit code of a command that says so itself
+
+
+class _Work:
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self.unwanted = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def waits_for(self, child: subprocess.Popen[bytes] | None) -> None:
+        with self._guard:
+            self._child = child
+            if child and self.unwanted:
+                child.terminate()
+
+    def stop(self) -> None:
+        with self._guard:
+            self.unwanted = True
+            if self._child:
+                self._child.terminate()
+
+
+_here: contextvars.ContextVar[_Work | None] = contextvars.ContextVar("work", default=None)
+
+
+async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+    """`function(*arguments)` in a thread; cancelled, it is told to end."""
+    work, context = _Work(), contextvars.copy_context()
+    context.run(_here.set, work)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, function, *arguments))
+    except asyncio.CancelledError:
+        work.stop()
+        raise
+
+
+def ended_by_signals() -> None:
+    """From here on the running task is cancelled by whatever ends a command in order."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task
+    for number in leave_by():
+        loop.add_signal_handler(number, task.cancel)
+
+
+def require_wanted() -> None:
+    """Raises KeyboardInterrupt where whoever waited for this work has been cancelled."""
+    work = _here.get()
+    if work and work.unwanted:
+        raise KeyboardInterrupt
+
+
+def call(module: str, *arguments: str) -> int:
+    """Runs it, and returns its exit code. It ends with this process, however that ends. Raises KeyboardInterrupt where that ended
+    it: Ctrl-C goes to both, and it may be the first to end."""
+    require_wanted()
+    work = _here.get() or _Work()
+    with subprocess.Popen([sys.executable, "-m", module, *arguments], preexec_fn=end_with(os.getpid())) as child:
+        work.waits_for(child)
+        code = child.wait()
+        work.waits_for(None)
+    require_wanted()
+    if code in (-signal.SIGINT, INTERRUPTED):
+        raise KeyboardInterrupt
+    return code
