@@ -90,15 +90,17 @@ def test_weights_that_are_no_numbers_leave_nothing_behind_for_later_sessions(con
     bad.layers[0].input_layernorm.weight.fill_(torch.nan)
     engine = engine_of(good, rows=2)
     engine.swap(bad, 1).result()
-    spoilt = [Asked(engine, np.arange(i, i + 20), 60, extra_key="1") for i in range(2)]  # both rows, nearly whole
-    if ends == "abort":
-        prompts = [Asked(engine, np.arange(i, i + 20), 60, extra_key="1") for i in range(2)]
-        for one in (*spoilt, *prompts):
-            engine.abort(one.request, "test")
-    else:
+    if ends == "length":  # both rows, nearly whole
+        spoilt = [Asked(engine, np.arange(i, i + 20), 60, extra_key="1") for i in range(2)]
         assert all(np.isnan(one.result().logprobs_C).all() for one in spoilt)
-    for one in spoilt:
-        one.result()
+    else:  # one in mid-prompt: nothing was sampled that could tell
+        engine.pause(abort=False).result()
+        spoilt = [Asked(engine, np.arange(i, i + 80) % 64, 17, extra_key="1") for i in range(2)]
+        engine.call(lambda: [(engine.batch.admit(), engine.batch.step()) for _ in range(9)]).result()
+        for one in spoilt:
+            engine.abort(one.request, "test")
+        engine.proceed().result()
+        assert [len(one.result().tokens_C) for one in spoilt] == [5, 0]
     engine.swap(good, 2).result()
     turns = [Asked(engine, np.arange(n), 20, extra_key="2") for n in (60, 5)]  # the short one reads far beyond its end
     for turn in turns:
