@@ -192,28 +192,36 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
-        failed = 0
-        with torch.inference_mode():
-            while not self._stopped:
-                self._drain(block=self.paused or not (self.waiting or self.running))
-                if self.paused or self._stopped:
-                    continue
-                try:
-                    self.batch.admit()
-                    if self.running:
-                        self.batch.step()
-                        failed = 0
-                except Exception as error:
-                    # A defect or no memory: nobody is left waiting, and the next request finds us.
-                    failed += 1
-                    reason = f"{type(error).__name__}: {error}"
-                    log.exception("step_failed", in_a_row=failed)
-                    self.batch.abort_all(f"the engine failed: {reason}")
-                    if failed == MOST_FAILED:
-                        self._give_up(f"{failed} steps failed one after the other, the last by {reason}")
-            self.batch.abort_all(self._over)  # what came in while it stopped
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:  # not even those who wait could be told
+            log.exception("engine_failed")
+            self._end(f"{type(error).__name__}: {error}")
         if self._over != STOPPED and self._failed is not None:
             self._failed(self._over)
+
+    def _loop(self) -> None:
+        failed = 0
+        while not self._stopped:
+            self._drain(block=self.paused or not (self.waiting or self.running))
+            if self.paused or self._stopped:
+                continue
+            try:
+                self.batch.admit()
+                if self.running:
+                    self.batch.step()
+                    failed = 0
+            except Exception as error:
+                # A defect or no memory: nobody is left waiting, and the next request finds us.
+                failed += 1
+                reason = f"{type(error).__name__}: {error}"
+                log.exception("step_failed", in_a_row=failed)
+                self.batch.abort_all(f"the engine failed: {reason}")
+                if failed == MOST_FAILED:
+                    self._end(f"{failed} steps failed one after the other, the last by {reason}")
+                    self._drain(block=False)  # what came in before
+        self.batch.abort_all(self._over)  # what came in while it stopped
 
     def _drain(self, *, block: bool) -> None:
         with contextlib.suppress(queue.Empty):
@@ -224,13 +232,11 @@ class Engine:
 
     def _stop(self) -> None:
         self.batch.abort_all(STOPPED)
-        with self._entrance:
-            self._stopped = True
+        self._end(STOPPED)
 
-    def _give_up(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         with self._entrance:
             self._stopped, self._over = True, reason
-        self._drain(block=False)  # what came in before
 
     def state(self) -> dict[str, Any]:
         """A glance from any thread; the figures may be of different moments."""

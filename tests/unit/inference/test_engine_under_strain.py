@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def test_an_engine_whose_every_step_fails_ends_and_says_why(monkeypatch) -> None
     assert why == f"{MOST_FAILED} steps failed one after the other, the last by RuntimeError: the device is lost"
     with pytest.raises(Overloaded, match="the device is lost"):
         Asked(engine, np.arange(9), 3)
+
+
+def test_an_engine_that_cannot_even_tell_those_who_wait_says_why_it_ends(monkeypatch) -> None:
+    over: Future[str] = Future()
+    engine = Engine(build(), 0, rows=4, positions=96, prefill_tokens=16, queue_limit=10, failed=over.set_result)
+    engine.start()
+
+    def lost(*_: str) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(engine.batch, "step", lost)
+    monkeypatch.setattr(engine.batch, "abort_all", lost)
+    Asked(engine, np.arange(9), 3)
+    assert over.result(30) == "RuntimeError: the device is lost"
+    assert not engine.alive
 
 
 @pytest.mark.parametrize("ends", ["length", "abort"])
