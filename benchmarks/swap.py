@@ -156,7 +156,7 @@ async def _never(*_: Any) -> dict[str, Any]:
     raise AssertionError("nobody asks this")
 
 
-FACTS = Facts(describe=dict, pin=_never, checksums=_never)
+FACTS = Facts(describe=dict, pin=_never, checksums=_never, update=_never)
 
 
 def main() -> None:

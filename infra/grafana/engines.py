@@ -41,8 +41,22 @@ ENGINES = Dashboard(
                     unit="s",
                 ),
                 panel(
+                    "First token",
+                    "From a request's arrival to its first token: how long it queued, and its prompt.",
+                    (quantile(0.5, "sglang:time_to_first_token_seconds"), "median"),
+                    (quantile(0.95, "sglang:time_to_first_token_seconds"), "95 %"),
+                    unit="s",
+                ),
+                panel(
+                    "Between tokens",
+                    "From a token to the next, the mean of each request.",
+                    (quantile(0.5, "sglang:inter_token_latency_seconds"), "median"),
+                    (quantile(0.95, "sglang:inter_token_latency_seconds"), "95 %"),
+                    unit="s",
+                ),
+                panel(
                     "Cache",
-                    "Share of its positions that hold something.",
+                    "Share of its positions that running requests hold. What is kept for their next turn makes room for others.",
                     ("sglang:token_usage", "{{instance}}"),
                     unit="percentunit",
                     least=0,
@@ -65,6 +79,12 @@ ENGINES = Dashboard(
                     "Tokens per second that the MTP layer proposed, and those that the trunk accepted; 0 where it does not pay.",
                     (rate("etude_inference_drafted_tokens_total"), "proposed"),
                     (rate("etude_inference_accepted_tokens_total"), "accepted"),
+                    least=0,
+                ),
+                panel(
+                    "Tokens per judged draft",
+                    "What a pass that judges drafts gives, its own token included; 0 where none does.",
+                    ("sglang:spec_accept_length", "{{instance}}"),
                     least=0,
                 ),
                 panel(

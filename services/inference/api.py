@@ -37,6 +37,7 @@ class Server(Contract):
         self._by_rid: dict[str, Request] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._scraped = (time.monotonic(), 0.0)
+        self._judged = (0.0, 0.0)  # passes that judged drafts, and drafts accepted, at the last scrape
         self._observe()
 
     # -- generation --------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ class Server(Contract):
             done=lambda result: loop.call_soon_threadsafe(_settle, future, result),
             temperature=sampling.temperature,
             stop_tokens=frozenset(sampling.stop_token_ids or ()),
-            extra_key=asked.extra_key if asked.extra_key is not None else f"@{engine.serial}",
+            extra_key=asked.extra_key,
             seed=sampling.sampling_seed,
             routing_start=asked.routed_experts_start_len if asked.return_routed_experts else -1,
         )
@@ -159,10 +160,16 @@ class Server(Contract):
             self._scraped = (now, metrics.total(metrics.GENERATED_TOKENS))
             return (self._scraped[1] - before) / max(now - then, 1e-3)
 
+        def accept_length() -> float:
+            judged, accepted = metrics.total(metrics.DRAFTED, place="1"), metrics.total(metrics.ACCEPTED)
+            (then, before), self._judged = self._judged, (judged, accepted)
+            return 1 + (accepted - before) / (judged - then) if judged > then else 0.0
+
         metrics.RUNNING.set_function(of("running"))
         metrics.WAITING.set_function(of("waiting"))
         metrics.TOKEN_USAGE.set_function(of("token_usage"))
         metrics.THROUGHPUT.set_function(throughput)
+        metrics.ACCEPT_LENGTH.set_function(accept_length)
 
 
 class _Progress:

@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from itertools import accumulate
@@ -99,10 +100,12 @@ class Batch:
         passed: list[Request] = []
         while self.waiting:
             request = self.waiting.popleft()
+            # While it waits another version may come: what it may use is settled with its row.
+            request.key = f"@{self.serial}" if request.extra_key is None else request.extra_key
             if self._worth_waiting(request):
                 passed.append(request)
                 continue
-            taken = self.cache.take(request.tokens_P, request.extra_key)
+            taken = self.cache.take(request.tokens_P, request.key)
             if taken is None:
                 passed.append(request)
                 break
@@ -115,12 +118,12 @@ class Batch:
         self.waiting.extendleft(reversed(passed))
 
     def _worth_waiting(self, request: Request) -> bool:
-        peers = [r for r in self._prefilling if r.extra_key == request.extra_key]
+        peers = [r for r in self._prefilling if r.key == request.key]
         if not peers:
             return False
         lengths = np.array([r.prompt_tokens for r in peers], np.int64)
         soon = self.cache.common_prefix([r.row for r in peers], lengths, request.tokens_P[:-1]).max()
-        return bool(soon >= SHARE_AT_LEAST) and int(soon) > self.cache.match(request.tokens_P, request.extra_key)[1]
+        return bool(soon >= SHARE_AT_LEAST) and int(soon) > self.cache.match(request.tokens_P, request.key)[1]
 
     def step(self) -> None:
         """One forward for all that run; then a token for each that is past its prompt, or more where drafts are accepted."""
@@ -225,6 +228,9 @@ class Batch:
         else:
             ids, chosen = sample(logits, now.temperatures, uniforms)
             tokens, logprobs = [[t] for t in ids.tolist()], [[p] for p in chosen.tolist()]
+        for request in joining:
+            request.began = time.perf_counter()
+            metrics.FIRST_TOKEN.observe(request.began - request.arrived)
         left: list[Request] = []
         ended: list[tuple[Request, Finish]] = []
         given: list[int] = []
@@ -317,8 +323,20 @@ class Batch:
             accepted=record.accepted,
         )
         cache.park(row)
+        with contextlib.suppress(RuntimeError):  # the device is lost: no step will go through any more
+            if not self._sound(result, row, seen):
+                cache.wipe(row)
+        if C > 1:
+            metrics.BETWEEN_TOKENS.observe((time.perf_counter() - request.began) / (C - 1))
         metrics.FINISHED.labels(finish.type).inc()
         request.done(result)
+
+    def _sound(self, result: Result, row: int, seen: int) -> bool:
+        """Whether a row's keys and values are numbers: of weights that have none left they are not, and every token that saw them
+        tells by its log-probability. What was cut off may have computed more than it sampled."""
+        if result.finish.type == "abort":
+            return self.cache.finite(row, seen + self.prefill_tokens)
+        return bool(np.isfinite(result.logprobs_C).all())
 
     def abort(self, request: Request, message: str) -> None:
         if request in self.waiting:

@@ -6,6 +6,7 @@ Invariants:
 - For every row, positions [0, length) have keys, values, a version (the serial that computed them) and routing rows:
   write-once, in the pass that first computed them; copies take them along.
 - A request reuses only rows of its own `extra_key`, and only the prefix whose token ids are equal.
+- Every number in an idle row is finite, beyond its length too (`wipe`).
 - Active rows never move; they lie low, so that decoding reads the rows [0, highest active] in place, without gathering.
 """
 
@@ -113,9 +114,20 @@ class SlotCache:
         self.length[parked] = 0
         self.state[parked] = FREE
 
+    def wipe(self, row: int) -> None:
+        """Frees a row whose keys and values are no numbers. What is hidden from a session is read all the same, with weight 0, and
+        0 times NaN is NaN: who gets the row next would see none but it."""
+        self.length[row], self.state[row], self.drafted_to[row] = 0, FREE, 0
+        self.keys[:, row].zero_()
+        self.values[:, row].zero_()
+
+    def finite(self, row: int, upto: int) -> bool:
+        """Whether the row's keys and values are numbers, at positions below `upto`."""
+        return all(bool(torch.isfinite(kv[:, row, :, :upto]).all()) for kv in (self.keys, self.values))
+
     @property
-    def used_positions(self) -> int:
-        return int(self.length.sum())
+    def active_positions(self) -> int:
+        return int(self.length[self.state == ACTIVE].sum())
 
     # -- moving ------------------------------------------------------------------------------------------------------
 

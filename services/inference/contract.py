@@ -4,6 +4,7 @@ generation the engine does the sampling (`_sample`); what is asked is read, and 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ from aiohttp.typedefs import Middleware
 from services.inference import openapi
 from services.inference.chat import request, template
 from services.inference.chat.talk import Talk
-from services.inference.errors import errors
+from services.inference.errors import errors, refusal
 from services.inference.events import Events, streamed
 from services.inference.limits import body_of
 from services.inference.live import Facts
@@ -32,6 +33,7 @@ from services.inference.wire import (
     Unavailable,
     decode,
     parse_generate,
+    parse_update,
 )
 from shared.telemetry_spans import span
 
@@ -58,6 +60,9 @@ class Contract(ABC):
         self.draining = False
         self.idle = asyncio.Event()  # set while no generation is open
         self.idle.set()
+        self.broken = asyncio.Event()
+        self.broken_by = ""
+        self._since = int(time.time())
         self.directory: Path | None = None  # the checkpoint that the served weights began from
         self._facts = facts
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="chat")
@@ -66,6 +71,7 @@ class Contract(ABC):
         handlers = {
             "/generate": self.generate,
             "/v1/chat/completions": self.chat,
+            "/v1/models": self.models,
             "/health": self.health,
             "/get_server_info": self.server_info,
             "/server_info": self.server_info,
@@ -75,6 +81,7 @@ class Contract(ABC):
             "/continue_generation": self.proceed,
             "/abort_request": self.abort,
             "/flush_cache": self.flush,
+            "/update_weights_from_disk": self.update_weights,
             "/weights_checker": self.weights_checker,
             "/pin": self.pin,
         }
@@ -187,6 +194,19 @@ class Contract(ABC):
         info = self._info()
         return web.json_response({"is_generation": True, **{k: info[k] for k in TOLD_OF_THE_MODEL if k in info}})
 
+    async def models(self, _: web.Request) -> web.Response:
+        self._ready()
+        info = self._info()
+        model = {
+            "id": info["run"] or info["model_path"],
+            "object": "model",
+            "created": self._since,
+            "owned_by": "etude",
+            "root": info["model_path"],
+            "max_model_len": info["context_length"],
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
     async def pause(self, http: web.Request) -> web.Response:
         mode = decode(PauseRequest, await body_of(http)).mode
         if mode not in ("abort", "in_place"):
@@ -208,6 +228,18 @@ class Contract(ABC):
             raise BadRequest(f"action: found {action!r}; allowed: 'checksum'")
         self._ready()
         return web.json_response({"success": True, "message": "", **await self._facts.checksums()})
+
+    async def update_weights(self, http: web.Request) -> web.Response:
+        """SGLang's clients look for `success`, also in a refusal."""
+        body = await body_of(http)
+        try:
+            asked = parse_update(body)
+            self._ready()
+            told = await self._facts.update(asked)
+        except BadRequest as error:
+            said = {"success": False, "message": str(error), **refusal(error)}
+            return web.json_response(said, status=error.status)
+        return web.json_response({"success": True, **told})
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(openapi.document())

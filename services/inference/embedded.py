@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -35,7 +36,8 @@ class Embedded:
         return self.server.engine is not None
 
     async def start(self, directory: Path, health: Health) -> Live:
-        live = await asyncio.to_thread(self._build, directory)
+        loop = asyncio.get_running_loop()
+        live = await asyncio.to_thread(self._build, directory, lambda why: loop.call_soon_threadsafe(self._break, why))
         self._last = live, directory
         cache = live.engine.cache
         log.info(
@@ -47,7 +49,11 @@ class Embedded:
         )
         return live
 
-    def _build(self, directory: Path) -> LiveWeights:
+    def _break(self, why: str) -> None:
+        self.server.broken_by = why
+        self.server.broken.set()
+
+    def _build(self, directory: Path, failed: Callable[[str], object]) -> LiveWeights:
         s = self.settings
         device = s.engine_device if s.engine_device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         model = load_checkpoint(directory, getattr(torch, s.engine_dtype)).eval().requires_grad_(False)
@@ -65,6 +71,7 @@ class Embedded:
             queue_limit=s.queue_limit,
             draft_tokens=s.draft_tokens,
             threads=s.engine_threads,
+            failed=failed,
         )
         engine.start()
         return LiveWeights(engine, bits)

@@ -4,6 +4,7 @@ Invariants:
 - The model and the cache are touched by the engine's thread alone; others hand over functions (`call`) that run between
   two steps. A weight swap is such a function.
 - `request.done` is called once for every request that was taken, whatever fails and whoever stops the engine.
+- Where MOST_FAILED steps fail one after the other it ends by itself, and says why: each of them cost everybody what ran.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shared.model import Transformer
 T = TypeVar("T")
 IDLE_WAIT_S = 60.0  # how long the idle thread sleeps; every hand-over wakes it
 STOPPED = "the engine is shutting down"
+MOST_FAILED = 5  # in a row: what goes on so, a new process may mend, and this one does not
 
 log = structlog.get_logger()
 
@@ -51,9 +53,10 @@ class Engine:
         draft_tokens: int = 0,
         gated: bool = True,
         threads: int = 1,
+        failed: Callable[[str], object] | None = None,
     ) -> None:
         """Computes where the model's weights lie, in their type. `threads`: of torch, on a CPU; the compiled step of small models
-        has one."""
+        has one. `failed`: called from its thread, with the reason, where it can go on no more."""
         self.batch = Batch(
             model,
             serial,
@@ -65,9 +68,10 @@ class Engine:
         )
         self.queue_limit = queue_limit
         self.paused = False
-        self._threads = threads
+        self._threads, self._failed = threads, failed
+        self._arriving = 0  # submitted, and not in the batch's queue yet
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._stopped = False
+        self._stopped, self._over = False, STOPPED
         self._entrance = threading.Lock()  # nothing is put into the inbox of an engine that has stopped
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -108,7 +112,8 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self.batch.waiting)
+        """Those without a row, also what comes in while a step is under way."""
+        return self._arriving + len(self.batch.waiting)
 
     def submit(self, request: Request) -> None:
         """`request.done` is called once, from the engine's thread. Raises Overloaded, and ValueError for what can never run."""
@@ -117,12 +122,19 @@ class Engine:
             raise ValueError(f"input_ids has {len(tokens)} tokens; allowed: 1..{self.cache.positions}")
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise ValueError(f"input_ids: found {int(tokens.max())} or a negative id; allowed: 0..{vocabulary - 1}")
-        if self.waiting >= self.queue_limit:
-            raise Overloaded(f"{self.waiting} requests wait; the limit is {self.queue_limit}")
         with self._entrance:
             if self._stopped:
-                raise Overloaded(STOPPED)
-            self._inbox.put(lambda: self.batch.waiting.append(request))
+                raise Overloaded(self._over)
+            soon = 0 if self.paused else self.cache.rows - self.running  # have a row before the next step
+            if self.waiting - soon >= self.queue_limit:
+                raise Overloaded(f"{self.waiting} requests wait; the limit is {self.queue_limit}")
+            self._arriving += 1
+            self._inbox.put(lambda: self._take(request))
+
+    def _take(self, request: Request) -> None:
+        self.batch.waiting.append(request)
+        with self._entrance:
+            self._arriving -= 1
 
     def abort(self, request: Request, message: str) -> None:
         """Ends it with what it has; nothing happens if it is over already."""
@@ -180,20 +192,36 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
-        with torch.inference_mode():
-            while not self._stopped:
-                self._drain(block=self.paused or not (self.waiting or self.running))
-                if self.paused or self._stopped:
-                    continue
-                try:
-                    self.batch.admit()
-                    if self.running:
-                        self.batch.step()
-                except Exception as error:
-                    # A defect or no memory: nobody is left waiting, and the next request finds us.
-                    log.exception("step_failed")
-                    self.batch.abort_all(f"the engine failed: {type(error).__name__}: {error}")
-            self.batch.abort_all(STOPPED)  # what came in while it stopped
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:  # not even those who wait could be told
+            log.exception("engine_failed")
+            self._end(f"{type(error).__name__}: {error}")
+        if self._over != STOPPED and self._failed is not None:
+            self._failed(self._over)
+
+    def _loop(self) -> None:
+        failed = 0
+        while not self._stopped:
+            self._drain(block=self.paused or not (self.waiting or self.running))
+            if self.paused or self._stopped:
+                continue
+            try:
+                self.batch.admit()
+                if self.running:
+                    self.batch.step()
+                    failed = 0
+            except Exception as error:
+                # A defect or no memory: nobody is left waiting, and the next request finds us.
+                failed += 1
+                reason = f"{type(error).__name__}: {error}"
+                log.exception("step_failed", in_a_row=failed)
+                self.batch.abort_all(f"the engine failed: {reason}")
+                if failed == MOST_FAILED:
+                    self._end(f"{failed} steps failed one after the other, the last by {reason}")
+                    self._drain(block=False)  # what came in before
+        self.batch.abort_all(self._over)  # what came in while it stopped
 
     def _drain(self, *, block: bool) -> None:
         with contextlib.suppress(queue.Empty):
@@ -204,15 +232,18 @@ class Engine:
 
     def _stop(self) -> None:
         self.batch.abort_all(STOPPED)
+        self._end(STOPPED)
+
+    def _end(self, reason: str) -> None:
         with self._entrance:
-            self._stopped = True
+            self._stopped, self._over = True, reason
 
     def state(self) -> dict[str, Any]:
         """A glance from any thread; the figures may be of different moments."""
-        used, positions = self.cache.used_positions, self.cache.rows * self.cache.positions
+        held, positions = self.cache.active_positions, self.cache.rows * self.cache.positions
         return {
             "running": self.running,
             "waiting": self.waiting,
             "active_rows": int((self.cache.state == ACTIVE).sum()),
-            "token_usage": used / positions,
+            "token_usage": held / positions,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -21,8 +22,7 @@ async def errors(
     try:
         return await answered(request, await handler(request))
     except BadRequest as error:
-        body = {"error": {"message": str(error), "type": "BadRequest"}}
-        response = web.json_response(body, status=error.status)
+        response = web.json_response(refusal(error), status=error.status)
         if isinstance(error, TooSlow):  # what comes yet would be waited for once more
             response.force_close()
             await answered(request, response)
@@ -32,3 +32,7 @@ async def errors(
     except Unavailable as error:
         body = {"error": {"message": str(error), "type": "Unavailable"}}
         return await answered(request, web.json_response(body, status=503, headers={"Retry-After": RETRY_AFTER_S}))
+
+
+def refusal(error: BadRequest) -> dict[str, Any]:
+    return {"error": {"message": str(error), "type": "BadRequest"}}

@@ -11,8 +11,8 @@ from shared.contracts.run import Ref
 @dataclass(slots=True)
 class Following:
     """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest. `promotions`: neither,
-    but what was promoted last. `past_heard`: the topics were read to where they ended at the start; before, what was asked for may
-    be over long ago.
+    but what was promoted last. `nobody`: no run whatsoever. `past_heard`: the topics were read to where they ended at the start;
+    before, what was asked for may be over long ago.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -21,6 +21,7 @@ class Following:
     run: str = ""
     pinned: int | None = None
     promotions: bool = False
+    nobody: bool = False
     past_heard: bool = False
     started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
     over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
@@ -72,6 +73,8 @@ class Following:
     def runs(self) -> list[str]:
         """The runs to serve, the best first. One that is over before it published anything comes into question only where
         no other is left: it was refused. One that did publish stays: its last version may still be evaluated."""
+        if self.nobody:
+            return []
         if self.promotions:
             return [self._promoted.run] if self._promoted and self._promoted.run in self.started else []
         if self.run:

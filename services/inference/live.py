@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from aiohttp import web
 
+from services.inference.wire import UpdateRequest
+from shared.model import ModelConfig
 from shared.telemetry import Health
 
 Bits = dict[str, np.ndarray]
@@ -22,6 +24,10 @@ class Live(Protocol):
     @property
     def serial(self) -> int:
         """Of the version that samples."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """Its shape: that of everything which can be loaded."""
 
     @property
     def bits(self) -> Bits:
@@ -40,18 +46,23 @@ class Live(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the HTTP side of an engine asks the service: what is served, another version, the live checksum."""
+    """What the HTTP side of an engine asks the service: what is served, another version, the live checksum,
+    weights from a folder."""
 
     describe: Callable[[], dict[str, Any]]
     pin: Callable[[int], Awaitable[dict[str, Any]]]
     checksums: Callable[[], Awaitable[dict[str, Any]]]
+    update: Callable[[UpdateRequest], Awaitable[dict[str, Any]]]
 
 
 class Server(Protocol):
-    """HTTP. `idle` is set while no generation is open; a draining server takes no new ones."""
+    """HTTP. `idle` is set while no generation is open; a draining server takes no new ones. `broken` is set, with the reason in
+    `broken_by`, where the engine can go on no more and only a new process helps."""
 
     app: web.Application
     idle: asyncio.Event
+    broken: asyncio.Event
+    broken_by: str
     draining: bool
 
 

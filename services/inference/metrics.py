@@ -9,12 +9,29 @@ GENERATED_TOKENS = Counter("sglang:generation_tokens", "Sampled tokens.")
 CACHED_TOKENS = Counter("sglang:cached_tokens", "Prompt tokens taken from the cache.")
 RUNNING = Gauge("sglang:num_running_reqs", "Requests that are being computed.")
 WAITING = Gauge("sglang:num_queue_reqs", "Requests that wait for a row.")
-TOKEN_USAGE = Gauge("sglang:token_usage", "Share of the cache's positions that hold something.")
+TOKEN_USAGE = Gauge(
+    "sglang:token_usage",
+    "Share of the cache's positions that running requests hold; what is only kept for their next turn is left out.",
+)
 THROUGHPUT = Gauge("sglang:gen_throughput", "Sampled tokens per second since the last scrape.")
 LATENCY = Histogram(
     "sglang:e2e_request_latency_seconds",
     "From arrival to answer.",
     buckets=(0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 15, 60),
+)
+FIRST_TOKEN = Histogram(
+    "sglang:time_to_first_token_seconds",
+    "From arrival to the first sampled token.",
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 15, 60),
+)
+BETWEEN_TOKENS = Histogram(
+    "sglang:inter_token_latency_seconds",
+    "From one sampled token to the next; one observation a request, its mean.",
+    buckets=(0.0003, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2),
+)
+ACCEPT_LENGTH = Gauge(
+    "sglang:spec_accept_length",
+    "Tokens per pass that judged drafts, since the last scrape; 0: there was none.",
 )
 DRAFTED = Counter(
     "etude_inference_drafted_tokens", "Tokens that the MTP layer proposed, by place behind the newest.", ["place"]
@@ -31,6 +48,10 @@ SWAP_WAIT = Histogram(
 )
 
 
-def total(counter: Counter) -> float:
-    """A counter's value, read as a scrape reads it."""
-    return next(sample.value for sample in counter.collect()[0].samples if sample.name.endswith("_total"))
+def total(counter: Counter, **labels: str) -> float:
+    """A counter's value, read as a scrape reads it: the sum over all of its series that have these labels."""
+    return sum(
+        sample.value
+        for sample in counter.collect()[0].samples
+        if sample.name.endswith("_total") and labels.items() <= sample.labels.items()
+    )

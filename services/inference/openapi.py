@@ -14,6 +14,7 @@ from services.inference.wire import (
     PauseRequest,
     PinRequest,
     SamplingParams,
+    UpdateRequest,
 )
 
 # path -> (method, what reads the body, what it does)
@@ -24,6 +25,7 @@ OPERATIONS: dict[str, tuple[str, type[msgspec.Struct] | None, str]] = {
         ChatRequest,
         "Sample the next message of a conversation, as OpenAI's clients ask.",
     ),
+    "/v1/models": ("get", None, "The one model that is served, as OpenAI's clients list them."),
     "/health": ("get", None, "Does the engine live?"),
     "/server_info": ("get", None, "What is served, and how busy the engine is."),
     "/get_server_info": ("get", None, "SGLang's older name of /server_info."),
@@ -33,9 +35,15 @@ OPERATIONS: dict[str, tuple[str, type[msgspec.Struct] | None, str]] = {
     "/continue_generation": ("post", None, "Go on after a pause."),
     "/abort_request": ("post", AbortRequest, "End one generation, or all."),
     "/flush_cache": ("post", None, "Forget every parked session."),
+    "/update_weights_from_disk": (
+        "post",
+        UpdateRequest,
+        "Serve the weights of another folder, of the same architecture, where they come from no run.",
+    ),
     "/weights_checker": ("post", CheckerRequest, "Checksum of the live weights."),
     "/pin": ("post", PinRequest, "Stay at one version; -1: follow again."),
 }
+CONFLICTS = frozenset({"/update_weights_from_disk"})  # these may not go with how the replica is used
 _SCHEMAS = "#/components/schemas/{name}"
 _ERROR = {
     "type": "object",
@@ -55,7 +63,7 @@ def document() -> dict[str, Any]:
     structs = [_told(body) for _, body, _ in OPERATIONS.values() if body is not None]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
     schemas["Error"] = _ERROR
-    paths = {path: {method: _operation(body, about)} for path, (method, body, about) in OPERATIONS.items()}
+    paths = {path: {method: _operation(path, body, about)} for path, (method, body, about) in OPERATIONS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Étude inference", "version": "1"},
@@ -77,7 +85,7 @@ def _told(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
     return msgspec.defstruct(body.__name__, fields, kw_only=True)
 
 
-def _operation(body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
+def _operation(path: str, body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": about,
         "responses": {
@@ -86,6 +94,8 @@ def _operation(body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
             "503": _refusal("not now; Retry-After says when to ask again"),
         },
     }
+    if path in CONFLICTS:
+        operation["responses"]["409"] = _refusal("not from this replica, as it is used; the message says why")
     if body is not None:
         operation["responses"] |= {
             "408": _refusal("the body did not come in time"),

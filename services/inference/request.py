@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,8 +42,9 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens_P` int32. `routing_start`: first routing row wanted; -1: none. Callbacks run on the engine's thread and only
-    hand over. `progress(token, logprob)` is called for every sampled token, one at a time, for streams."""
+    """`tokens_P` int32. `extra_key`: whose cache entries it may use; None: those of the version that samples when it gets a row.
+    `routing_start`: first routing row wanted; -1: none. Callbacks run on the engine's thread and only hand over.
+    `progress(token, logprob)` is called for every sampled token, one at a time, for streams."""
 
     rid: str
     tokens_P: np.ndarray
@@ -50,14 +52,17 @@ class Request:
     done: Callable[[Result], None]
     temperature: float = 1.0
     stop_tokens: frozenset[int] = frozenset()
-    extra_key: str = ""
+    extra_key: str | None = ""
     seed: int | None = None
     routing_start: int = -1
     progress: Callable[[int, float], None] | None = None
+    arrived: float = field(default_factory=time.perf_counter)
     # Filled by the engine:
+    key: str = ""  # of its cache entries
     row: int = -1
     cached_tokens: int = 0
     computed: int = field(default=0)  # prompt tokens whose keys and values are there
+    began: float = 0.0  # when its first token was sampled
 
     @property
     def prompt_tokens(self) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 
 from services.inference.config import InferenceSettings
 from services.inference.live import Engine, Facts
+from services.inference.updates import Updates
 from services.inference.weights_agent import WeightsAgent
+from services.inference.wire import BadRequest, UpdateRequest
 from shared import bus as buses
 from shared import objects as stores
 from shared.bus.watched import watched
@@ -21,24 +23,27 @@ class Inference:
 
     def __init__(self, settings: InferenceSettings, bus: buses.Bus, objects: stores.Objects) -> None:
         self.settings = settings
-        self.engine = _engine(settings, Facts(describe=self._describe, pin=self._pin, checksums=self._checksums))
+        self.engine = _engine(settings, self._facts())
         self.server: Any = self.engine.server
         self.health = Health("inference", settings, self.server.app)
         self.agent = WeightsAgent(settings, bus, objects, self.health, self.engine)
+        self.updates = Updates(self.agent)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then lets what runs finish for `drain_s` and leaves the rotation."""
         following = asyncio.create_task(self.agent.run())
-        stopping = asyncio.create_task(stop.wait())
+        stopping, breaking = (asyncio.create_task(event.wait()) for event in (stop, self.server.broken))
         try:
-            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({following, stopping, breaking}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 _result(following)  # a defect ends the process with its trace; the supervisor starts another
+            if breaking.done():
+                raise Told(f"engine: {self.server.broken_by}")  # each step has left its trace in the log
             following.cancel()  # a version that comes now would be announced as served
             await asyncio.wait({following})
             await self._drain()
         finally:
-            for task in (following, stopping):
+            for task in (following, stopping, breaking):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await following
@@ -51,6 +56,9 @@ class Inference:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
                 await self.server.idle.wait()
+
+    def _facts(self) -> Facts:
+        return Facts(describe=self._describe, pin=self._pin, checksums=self._checksums, update=self._update)
 
     def _describe(self) -> dict[str, Any]:
         shown = self.agent.shown
@@ -66,6 +74,17 @@ class Inference:
 
     async def _pin(self, serial: int) -> dict[str, Any]:
         return await self.agent.pin(serial)
+
+    async def _update(self, asked: UpdateRequest) -> dict[str, Any]:
+        """A flush forgets what is kept for sessions; those that run keep their cache, as over every swap."""
+        embedded, flushes = self.settings.engine == "embedded", self.settings.flush_on_swap
+        if not embedded and asked.flush_cache not in (None, flushes):
+            raise BadRequest(f"flush_cache: found {asked.flush_cache}; allowed: {flushes}, as ETUDE_FLUSH_ON_SWAP says")
+        serial, pause = await self.updates.load(asked)
+        if embedded and asked.flush_cache is not False:
+            await asyncio.wrap_future(self.server.engine.flush())
+        message = f"version {serial} samples; the engine stood still for {pause * 1000:.3g} ms"
+        return {"message": message, "weight_version": str(serial)}
 
     async def _checksums(self) -> dict[str, Any]:
         shown = self.agent.shown

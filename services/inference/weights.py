@@ -12,7 +12,7 @@ import threading
 from services.inference.engine import Engine
 from services.inference.live import Bits
 from services.inference.published import Checksum
-from shared.model import Transformer, published_tensors
+from shared.model import ModelConfig, Transformer, published_tensors
 from shared.model.checkpoint import narrowed
 from shared.model.fp8 import round_inputs, round_weights
 from shared.weights import WeightsDamaged, checksum
@@ -58,6 +58,10 @@ class LiveWeights:
     @property
     def serial(self) -> int:
         return self.engine.serial
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.engine.model.config
 
     async def load(self, serial: int, bits: Bits, expected: str) -> float:
         """Raises WeightsDamaged where the copied weights do not hash to `expected`."""

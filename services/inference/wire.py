@@ -37,6 +37,40 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "custom_params": (None, {}),
     "n": (1, None),
 }
+# SGLang's fields beside the sampling parameters that change what is answered, or what is sampled from, and the values that do not.
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "text": (None, ""),
+    "input_embeds": (None, []),
+    "image_data": (None, []),
+    "video_data": (None, []),
+    "audio_data": (None, []),
+    "logprob_start_len": (-1, None),
+    "top_logprobs_num": (0, None),
+    "token_ids_logprob": (None, []),
+    "return_sampling_mask": (False, None),
+    "return_hidden_states": (False, None),
+    "return_entropy": (False, None),
+    "return_prompt_token_ids": (False, None),
+    "return_indexer_topk": (False, None),
+    "session_params": (None, {}),
+    "lora_path": (None, ""),
+    "lora_id": (None, ""),
+    "custom_logit_processor": (None, ""),
+    "positional_embed_overrides": (None,),
+    "max_thinking_tokens": (None,),
+    "background": (False, None),
+}
+# Of a load of weights: what there is no other way to do.
+PLAIN_LOAD: dict[str, tuple[Any, ...]] = {
+    "load_format": (None, "auto", "safetensors"),
+    "abort_all_requests": (False, None),
+    "is_async": (False, None),
+    "torch_empty_cache": (False, None),
+    "keep_pause": (False, None),
+    "recapture_cuda_graph": (False, None),
+    "token_step": (0, None),
+    "manifest": (None, {}),
+}
 # What clients of SGLang send along, and has no part in which tokens are sampled: of the text, of which there is none, and of
 # how often a stream tells.
 HARMLESS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
@@ -50,6 +84,12 @@ class BadRequest(ValueError):
     """The client's mistake; the text is for the client."""
 
     status = 400
+
+
+class Conflict(BadRequest):
+    """Well asked, and not to be had from this replica as it is used."""
+
+    status = 409
 
 
 class Unavailable(RuntimeError):
@@ -92,7 +132,13 @@ class PinRequest(msgspec.Struct, kw_only=True):
     serial: int
 
 
-S = TypeVar("S", bound=msgspec.Struct)
+class UpdateRequest(msgspec.Struct, kw_only=True):
+    model_path: str
+    weight_version: str | int | None = None
+    flush_cache: bool | None = None
+
+
+D = TypeVar("D")
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _SAMPLING = msgspec.json.Decoder(SamplingParams)
@@ -106,7 +152,8 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
         request, top = _GENERATE.decode(body), _FIELDS.decode(body)
         if misplaced := next((name for name in top if name in _SERVED or name in NEUTRAL), None):
             raise BadRequest(f"{misplaced}: found beside sampling_params; allowed: in sampling_params")
-        refuse_slips(top, GenerateRequest.__struct_fields__)
+        refuse_slips(top, {*GenerateRequest.__struct_fields__, *PLAIN})
+        refuse_others({name: msgspec.json.decode(top[name]) for name in PLAIN if name in top}, PLAIN)
         fields = msgspec.json.decode(request.sampling_params)
         if not isinstance(fields, dict):
             raise BadRequest(f"sampling_params: found {fields!r}; allowed: an object")
@@ -128,13 +175,22 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
     return request, sampling
 
 
+def parse_update(body: bytes) -> UpdateRequest:
+    """Raises BadRequest."""
+    asked, fields = decode(UpdateRequest, body), decode(dict, body)
+    refuse_others(fields, PLAIN_LOAD)
+    refuse_unknown(fields, UpdateRequest.__struct_fields__, PLAIN_LOAD, where="")
+    return asked
+
+
 def refuse_others(
     fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], *, where: str = "", why: str = ""
 ) -> None:
     """Raises BadRequest for the first field with a value other than those that leave everything as it is."""
     for name, allowed in neutral.items():
         if name in fields and fields[name] not in allowed:
-            raise BadRequest(f"{where}{name}: found {fields[name]!r}; allowed: {allowed[0]!r}{why and f'. {why}'}")
+            found = repr(fields[name])[:MOST_SHOWN]
+            raise BadRequest(f"{where}{name}: found {found}; allowed: {allowed[0]!r}{why and f'. {why}'}")
 
 
 def refuse_unknown(fields: Mapping[str, Any], served: Iterable[str], taken: Iterable[str], *, where: str) -> None:
@@ -205,13 +261,14 @@ def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> 
         meta["spec_verify_ct"] = result.judged
         meta["spec_accept_length"] = 1 + result.accepted / result.judged
     if logprobs:
+        meta["input_token_logprobs"] = []  # as SGLang, of whom nobody asks them: those of a prompt are refused
         meta["output_token_logprobs"] = [(p, t, None) for p, t in zip(result.logprobs_C.tolist(), tokens, strict=True)]
     if result.routing is not None:
         meta["routed_experts"] = encode_routing(result.routing, config)
     return {"text": "", "output_ids": tokens, "meta_info": meta}
 
 
-def decode(kind: type[S], body: bytes) -> S:
+def decode(kind: type[D], body: bytes) -> D:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -268,19 +268,6 @@ def test_a_checkpoint_directory_is_served_as_version_0_without_a_run(shared_repl
     assert json.loads(text)["meta_info"]["weight_version"] == "0"
 
 
-def test_a_stream_tells_every_token_and_ends_with_the_whole_answer(shared_replica):
-    status, text = shared_replica(body_of([1, 2, 3], 4, stream=True, sampling={"sampling_seed": 3}))
-    assert status == 200
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    whole = json.loads(events[-2])
-    assert whole["meta_info"]["finish_reason"]["type"] == "length"
-    parts = [json.loads(e)["output_ids"] for e in events[:-2]]
-    assert all(whole["output_ids"][: len(part)] == part for part in parts)
-    plain = json.loads(shared_replica(body_of([1, 2, 3], 4, sampling={"sampling_seed": 3}))[1])
-    assert plain["output_ids"] == whole["output_ids"]
-
-
 def test_metrics_and_info_speak_sglangs_names(tmp_path):
     async def test(p: Platform) -> None:
         await p.start_run()

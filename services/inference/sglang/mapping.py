@@ -145,6 +145,7 @@ def _answer(
             raise BadAnswer(
                 f"/generate: {len(tokens)} output_ids, but log-probabilities of {len(pairs)} or of other tokens"
             )
+        mine["input_token_logprobs"] = []  # those of the prompt are refused
         mine["output_token_logprobs"] = pairs
     if asked.return_routed_experts:  # "" where there are none: the embedded engine's answer of a dense model
         if routing and "routed_experts" not in meta and tokens:

@@ -68,6 +68,7 @@ def test_log_probabilities_are_the_models_in_that_type_and_place(config, device,
 def test_several_threads_give_the_same(engine_of):  # noqa: F811
     model = build(DEEPSEEK)  # runs in torch
     engine = engine_of(model, threads=2)
+    assert engine.call(torch.get_num_threads).result() == 2
     for turn in ask_a_mix(engine, np.random.default_rng(1)):
         check(model, turn, turn.result())
 

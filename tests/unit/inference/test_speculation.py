@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.inference import batching, metrics
 from services.inference.gate import Gate
 from services.inference.speculation import Draft, verify
 from shared.model import causal_rows
@@ -22,6 +25,7 @@ from tests.unit.inference.test_engine_equals_model import (
     build,
     check,
     engine_of,
+    mixed_logprobs,
 )
 
 __all__ = ["engine_of"]
@@ -217,6 +221,10 @@ def test_a_swap_in_mid_generation_with_drafts_in_hand(engine_of):
     assert result.versions_C.tolist() == [0] * cut + [7] * (30 - cut)
     assert 10 <= cut <= 12  # the step that was under way
     check(old, asked, result, upto=cut)
+    exact = [copy.deepcopy(model).double() for model in (old, new)]
+    expected = mixed_logprobs(*exact, asked.tokens, result, cut)
+    np.testing.assert_allclose(result.logprobs_C[cut:], expected, rtol=0, atol=1e-5)
+    assert result.judged > 0
 
 
 def test_a_seed_gives_the_same_tokens_with_and_without_drafts(engine_of):
@@ -239,3 +247,56 @@ def test_a_model_without_an_mtp_layer_just_decodes(engine_of):
     asked = Asked(engine, np.arange(10), 10)
     check(model, asked, asked.result())
     assert asked.result().judged == 0
+
+
+def by_place() -> np.ndarray:
+    """Drafts that were made, and that were accepted, at places 1 to 3."""
+    counters = (metrics.DRAFTED, metrics.ACCEPTED)
+    return np.array([[metrics.total(counter, place=str(place)) for place in (1, 2, 3)] for counter in counters])
+
+
+def test_what_is_proposed_and_accepted_is_counted_by_place(engine_of):
+    model, new = build(QWEN3_MOE | MTP | {"vocab_size": 32}), 60
+    engine = engine_of(model, draft_tokens=3, gated=False)
+    before = by_place()
+    steps: list[int] = []  # in which each token was sampled
+    result = Asked(engine, np.arange(20), new, temperature=5.0, progress=lambda *_: steps.append(engine.steps)).result()
+    given = [len(list(tokens)) for _, tokens in itertools.groupby(steps)]  # tokens of each step
+    sampled = list(itertools.accumulate(given))
+    drafted = [min(3, new - there - 1) for there in sampled[:-1]]  # one more token comes with them
+    made, accepted = (by_place() - before).tolist()
+    assert made == [sum(n >= place for n in drafted) for place in (1, 2, 3)]
+    assert accepted == [sum(n > place for n in given[1:]) for place in (1, 2, 3)]
+    assert (made[0], sum(accepted)) == (result.judged, result.accepted)
+    assert accepted[2] > 0
+
+
+def test_the_engine_drafts_where_its_own_measurement_says_that_it_pays_and_stops_where_it_does_not(
+    engine_of, monkeypatch
+):
+    """The clock is the test's: it stands still but for what a step costs here. Everything else is as ever."""
+    engine = engine_of(build(QWEN3_MOE | MTP | {"vocab_size": 32}), draft_tokens=1)
+    clock = SimpleNamespace(now=0.0, drafts=1.0, steps=0, drafted=0)
+    monkeypatch.setattr(batching, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    forward = engine.batch._forward
+
+    def costing(rows, positions, decoding, feeds, chunks):
+        drafted = bool((feeds > 1).any())
+        clock.now += clock.drafts if drafted else 1.0
+        clock.steps, clock.drafted = clock.steps + 1, clock.drafted + drafted
+        return forward(rows, positions, decoding, feeds, chunks)
+
+    monkeypatch.setattr(engine.batch, "_forward", costing)
+
+    def share() -> float:
+        """Of the steps of one session, those that judged drafts."""
+        clock.steps = clock.drafted = 0
+        Asked(engine, np.arange(4), 90, temperature=5.0).result()
+        return clock.drafted / clock.steps
+
+    assert share() == 0
+    assert any(share() > 0.9 for _ in range(40))  # a draft costs nothing here
+    clock.drafts = 4.0
+    assert any(share() == 0 for _ in range(40))
+    clock.drafts = 1.0
+    assert any(share() > 0.9 for _ in range(200))

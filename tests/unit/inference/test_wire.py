@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.wire import HARMLESS, NEUTRAL, BadRequest, SamplingParams, parse_generate
+from services.inference.wire import (
+    HARMLESS,
+    NEUTRAL,
+    PLAIN,
+    PLAIN_LOAD,
+    BadRequest,
+    SamplingParams,
+    parse_generate,
+    parse_update,
+)
 
 KNOWN = {*SamplingParams.__struct_fields__, *NEUTRAL, *HARMLESS}
 
@@ -52,6 +61,53 @@ def test_parameters_beside_sampling_params_and_slips_of_fields_are_refused_and_o
     }.items():
         with pytest.raises(BadRequest, match=said):
             parsed({}, **dict([fields]))
-    others = ("text", "top_logprobs_num", "logprob_start_len", "token_ids_logprob", "return_text_in_logprobs")
-    others += ("log_metrics", "return_hidden_states", "data_parallel_rank", "priority", "session_params")
+    others = (
+        "return_text_in_logprobs",
+        "log_metrics",
+        "data_parallel_rank",
+        "priority",
+        "session_id",
+        "bootstrap_host",
+    )
     assert parsed({}, **dict.fromkeys(others)) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_logprobs_num", 5),
+        ("logprob_start_len", 0),
+        ("token_ids_logprob", [1]),
+        ("return_hidden_states", True),
+        ("session_params", {"id": "s"}),
+        ("text", "Hello"),
+        ("lora_path", "mine"),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused_by_name_and_value_and_neutral_ones_are_taken(
+    name: str, value: Any
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parsed({}, **{name: value})
+    assert str(refused.value) == f"{name}: found {value!r}; allowed: {PLAIN[name][0]!r}"
+    for allowed in PLAIN[name]:
+        assert parsed({}, **{name: allowed}) == SamplingParams()
+
+
+def test_a_load_of_weights_refuses_what_it_would_not_do_and_what_nobody_knows() -> None:
+    def body(**fields: Any) -> bytes:
+        return json.dumps({"model_path": "base", **fields}).encode()
+
+    neutral = {name: allowed[0] for name, allowed in PLAIN_LOAD.items()}
+    assert parse_update(body(**neutral, flush_cache=False, weight_version="3")).weight_version == "3"
+    for field, said in {
+        ("load_format", "pt"): "load_format: found 'pt'; allowed: None",
+        ("abort_all_requests", True): "abort_all_requests: found True; allowed: False",
+        ("keep_pause", True): "keep_pause: found True; allowed: False",
+        ("flush", True): "flush: found True, but no engine knows it; allowed: model_path, weight_version, flush_cache",
+    }.items():
+        with pytest.raises(BadRequest) as refused:
+            parse_update(body(**dict([field])))
+        assert said in str(refused.value)
+    with pytest.raises(BadRequest, match="model_path"):
+        parse_update(b"{}")
