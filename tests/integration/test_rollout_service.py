@@ -425,7 +425,7 @@ def test_a_request_that_comes_again_before_its_claim_is_not_acknowledged(run: Ru
     async def scenario(p: Platform) -> None:
         objects = Hanging(p.state / "objects")
         config = RolloutSettings(state=p.state, name="w")
-        async with EngineClient(generate_s=1.0, probe_s=1.0) as client:
+        async with EngineClient(probe_s=1.0) as client:
             functions = sandbox.connect("process", 1)
             worker = Worker(config, p.bus, objects, functions, Health("rollout", config), client)
             request = p.request()
