@@ -54,7 +54,8 @@ class Inference:
         self._health = health
         self._changed = asyncio.Event()
         self._aborts: set[asyncio.Task[None]] = set()
-        self._missing_since: dict[tuple[str, int | None], float] = {}  # pinned versions that no replica serves
+        # Pinned versions that no replica serves: since when, and when somebody looked last.
+        self._missing: dict[tuple[str, int | None], tuple[float, float]] = {}
         self._health.wait_on("inference")
 
     def apply(self, message: PolicyApplied) -> None:
@@ -106,16 +107,27 @@ class Inference:
         while True:
             now = time.monotonic()
             if (chosen := self.fleet.choose(wanted, now, stay)) is not None:
-                self._missing_since.pop((wanted.run, wanted.pinned), None)
+                self._missing.pop((wanted.run, wanted.pinned), None)
                 chosen.circuit.sent(now)
                 return chosen
-            if wanted.pinned is not None and self.fleet.any_usable(now):
-                since = self._missing_since.setdefault((wanted.run, wanted.pinned), now)
-                if now - since > self.pin_wait_s:
-                    raise InfrastructureError(f"no replica served version {wanted.pinned} for {now - since:.0f} s")
+            if wanted.pinned is not None and (missing_s := self._missing_s(wanted, now)) > self.pin_wait_s:
+                raise InfrastructureError(f"no replica served version {wanted.pinned} for {missing_s:.0f} s")
             with contextlib.suppress(TimeoutError):  # a circuit closes by time alone: look again now and then
                 async with asyncio.timeout(0.5):
                     await self._changed.wait()
+
+    def _missing_s(self, wanted: Wanted, now: float) -> float:
+        """How long the pinned version was missing while others worked, as those who wait for it saw, all together: one after
+        another need not. An outage of all says nothing of this version, nor does an absence of long ago."""
+        key = (wanted.run, wanted.pinned)
+        if not self.fleet.any_usable(now):
+            self._missing.pop(key, None)
+            return 0.0
+        since, looked = self._missing.get(key, (now, now))
+        if now - looked > self.pin_wait_s + 1.0:  # who waits looks twice a second
+            since = now
+        self._missing[key] = since, now
+        return now - since
 
     async def overloaded(self, replica: Replica, retry_after_s: float, wanted: Wanted) -> None:
         """It has no room. Returns at once where another one may have, else when it may be asked again."""
