@@ -23,6 +23,7 @@ from services.inference.wire import (
     Unavailable,
     answer,
     decode,
+    key_of,
     token_array,
 )
 
@@ -56,7 +57,7 @@ class Server(Contract):
             done=lambda result: loop.call_soon_threadsafe(_settle, future, result),
             temperature=sampling.temperature,
             stop_tokens=frozenset(sampling.stop_token_ids or ()),
-            extra_key=asked.extra_key if asked.extra_key is not None else f"@{engine.serial}",
+            extra_key=key_of(asked, engine.serial),
             seed=sampling.sampling_seed,
             routing_start=asked.routed_experts_start_len if asked.return_routed_experts else -1,
         )
@@ -84,7 +85,7 @@ class Server(Contract):
             if not self._open:
                 self.idle.set()
         metrics.LATENCY.observe(time.perf_counter() - started)
-        return answer(rid, result, engine.model.config, logprobs=asked.return_logprob)
+        return answer(rid, request.extra_key, result, engine.model.config, logprobs=asked.return_logprob)
 
     async def _sweep(self) -> None:
         """Aborts the requests whose client has closed its connection."""

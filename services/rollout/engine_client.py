@@ -52,15 +52,17 @@ class EngineRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation. `first_row`: routing rows before it are recorded already. `cache_key`: the version under which the
-    session's cache entries were begun; a session keeps it over a swap, and no other version's session ever hits them."""
+    """One generation. `first_row`: routing rows before it are recorded already. `cache_key`: what the session's cache entries
+    are kept under, as the engine said with its first answer; a session keeps it over a swap. None: there was no answer yet. The
+    engine then takes a name of the version that serves, and only it knows which that is: what a worker has heard may be older,
+    and a new session must not hit another version's KV."""
 
     rid: str
     tokens: list[int]
     temperature: float
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
-    cache_key: int
+    cache_key: str | None
     first_row: int
     seed: int | None = None
 
@@ -76,9 +78,10 @@ class Request:
             "input_ids": self.tokens,
             "sampling_params": sampling,
             "rid": self.rid,
-            "extra_key": str(self.cache_key),
             "return_logprob": True,
         }
+        if self.cache_key is not None:
+            body["extra_key"] = self.cache_key
         if routing:
             body |= {"return_routed_experts": True, "routed_experts_start_len": self.first_row}
         return msgspec.json.encode(body)
@@ -137,13 +140,7 @@ class EngineClient:
         if status != 200:
             raise EngineRefused(f"{url}/generate: HTTP {status}: {data[:500].decode(errors='replace')}")
         try:
-            generation = parse(
-                data,
-                prompt_tokens=len(request.tokens),
-                first_row=request.first_row,
-                routing=routing,
-                session_version=request.cache_key,
-            )
+            generation = parse(data, prompt_tokens=len(request.tokens), first_row=request.first_row, routing=routing)
         except BadReply as error:
             raise EngineRefused(f"{url}: {error}") from None
         if generation.finish == "abort" or not generation.tokens:

@@ -169,7 +169,7 @@ class Session:
     routing: RoutingShape | None
     seed: int = 0  # 0: whatever the engine draws
     replica: str = ""
-    cache_key: int = 0
+    cache_key: str | None = None
     requests: int = 0
     nonce: str = field(default_factory=lambda: secrets.token_hex(2))  # a dead worker's requests may still run there
 
@@ -183,8 +183,10 @@ class Session:
         started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
         while True:
             replica = await self.inference.replica(self.wanted, self.replica)
-            if replica.name != self.replica:  # begun, or begun again elsewhere: its KV is of the version there now
-                self.replica, self.cache_key = replica.name, replica.serial
+            if (
+                replica.name != self.replica
+            ):  # begun, or begun again elsewhere: of what version its KV is, is said there
+                self.replica, self.cache_key = replica.name, None
             self.requests += 1
             request = Request(
                 rid=f"{self.attempt}-{self.nonce}.{self.requests}",
@@ -218,6 +220,7 @@ class Session:
             newest = int(generation.versions_N.max())
             if self.wanted.accepts(int(generation.versions_N.min())) and self.wanted.accepts(newest):
                 replica.serial = max(replica.serial, newest)
+                self.cache_key = generation.cache_key
                 metrics.ENGINE_SECONDS.labels(self.wanted.run).inc(time.monotonic() - started)
                 return generation
             replica.serial = newest  # it serves something else than it said: started again, or swapped meanwhile

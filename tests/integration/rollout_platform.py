@@ -139,6 +139,7 @@ class Engine:
             "weight_versions": [{"version": str(self.serial), "start": 0, "end": len(sampled)}],
             "routed_experts": base64.b64encode(experts.tobytes()).decode(),
             "oldest_kv_version": self.serial,
+            "extra_key": body.get("extra_key", f"@{self.serial}"),
             "finish_reason": {"type": "stop" if len(sampled) == len(full) else "length"},
         }
         return web.json_response({"output_ids": sampled, "meta_info": meta})

@@ -18,7 +18,7 @@ from services.rollout.engine_client import UNREAD_S, EngineClient, EngineUnavail
 from services.rollout.inference import LOOK_EVERY_S, PROBE_S, SILENT_S
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REQUEST = Request("x", [1], temperature=1.0, max_new_tokens=1, stop_token_ids=(), cache_key=0, first_row=0)
+REQUEST = Request("x", [1], temperature=1.0, max_new_tokens=1, stop_token_ids=(), cache_key=None, first_row=0)
 
 
 @contextlib.asynccontextmanager
