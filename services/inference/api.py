@@ -23,6 +23,7 @@ from services.inference.wire import (
     Unavailable,
     answer,
     decode,
+    key_of,
     token_array,
 )
 
@@ -85,7 +86,8 @@ class Server(Contract):
             if not self._open:
                 self.idle.set()
         metrics.LATENCY.observe(time.perf_counter() - started)
-        return answer(rid, result, engine.model.config, logprobs=asked.return_logprob)
+        key = request.key or key_of(asked, result.weight_version)  # settled with its row, if it ever got one
+        return answer(rid, key, result, engine.model.config, logprobs=asked.return_logprob)
 
     async def _sweep(self) -> None:
         """Aborts the requests whose client has closed its connection."""

@@ -237,8 +237,14 @@ def encode_routing(routing: np.ndarray, config: ModelConfig) -> str:
     return base64.b64encode(np.ascontiguousarray(full)).decode()
 
 
-def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> dict[str, Any]:
-    """The body of /generate. `text` is empty: token ids are the only truth here, no text is ever tokenised again."""
+def key_of(asked: GenerateRequest, serial: int) -> str:
+    """What its cache entries are kept under: what it says, else a name of the version that serves now."""
+    return asked.extra_key if asked.extra_key is not None else f"@{serial}"
+
+
+def answer(rid: str, key: str, result: Result, config: ModelConfig, *, logprobs: bool) -> dict[str, Any]:
+    """The body of /generate. `key`: as of `key_of`. `text` is empty: token ids are the only truth here, no text is ever
+    tokenised again."""
     finish: dict[str, Any] = {"type": result.finish.type}
     if result.finish.type == "stop":
         finish["matched"] = result.finish.matched
@@ -249,6 +255,7 @@ def answer(rid: str, result: Result, config: ModelConfig, *, logprobs: bool) -> 
     tokens = result.tokens_C.tolist()
     meta: dict[str, Any] = {
         "id": rid,
+        "extra_key": key,
         "finish_reason": finish,
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": len(tokens),

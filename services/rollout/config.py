@@ -16,7 +16,12 @@ class RolloutSettings(ServiceSettings):
     )
     rollout_sandboxes: int = Field(2, ge=1, le=256, description="Visible tests that run at a time.")
     rollout_concurrency: int = Field(48, ge=1, le=4096, description="Attempts in hand at a time.")
-    rollout_generate_s: float = Field(300.0, gt=0, description="Longest wait for one generation, in seconds.")
+    rollout_generate_s: float = Field(
+        300.0,
+        gt=0,
+        description="How long an engine that answers may make no step, unless it was paused, until its generations are asked for "
+        "again, in seconds. One that works is waited for as long as it takes.",
+    )
     rollout_pin_wait_s: float = Field(
         60.0,
         gt=0,

@@ -1,8 +1,15 @@
-"""HTTP to one replica: SGLang's `/generate`, one request, one answer, every failure typed. Retrying is `inference`'s."""
+"""HTTP to one replica: SGLang's `/generate`, one request, one answer, every failure typed. Retrying is `inference`'s.
+
+A generation has no time limit here: how long one takes depends on its length, on the queue and on pauses, and a limit would throw
+away what is being sampled. Its connection breaks where the other side is gone; whether a replica that is there works is
+`inference`'s to judge, by `alive` and `steps`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +20,22 @@ from services.rollout.generation import BadReply, Generation, RoutingShape, pars
 from shared.telemetry_spans import carry
 
 CONNECT_S = 1.0
+UNREAD_S = 0.1  # of a probe's patience: an answer that came while this process was away itself is read first
 RETRY_AFTER_S = 1.0  # where the engine says nothing that is a number
 LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 0.1, 30.0  # whatever it says
+# Seconds of silence, seconds between questions, and how many stay unanswered, until the kernel breaks a connection whose other
+# side is gone without a word. A stopped process is not gone: its kernel answers.
+GONE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class EngineUnavailable(Exception):
     """Asking again, here or elsewhere, can help. Without `broke` it was no answer at all: one waits as long as it takes. With it
-    the engine tried and failed: not to be repeated for ever."""
+    the engine tried and failed: not to be repeated for ever. `blameless`: it says nothing against the replica."""
 
-    def __init__(self, reason: str, *, broke: bool = False) -> None:
+    def __init__(self, reason: str, *, broke: bool = False, blameless: bool = False) -> None:
         super().__init__(reason)
         self.broke = broke
+        self.blameless = blameless
 
 
 class EngineBusy(Exception):
@@ -40,15 +52,17 @@ class EngineRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation. `first_row`: routing rows before it are recorded already. `cache_key`: the version under which the
-    session's cache entries were begun; a session keeps it over a swap, and no other version's session ever hits them."""
+    """One generation. `first_row`: routing rows before it are recorded already. `cache_key`: what the session's cache entries
+    are kept under, as the engine said with its first answer; a session keeps it over a swap. None: there was no answer yet. The
+    engine then takes a name of the version that serves, and only it knows which that is: what a worker has heard may be older,
+    and a new session must not hit another version's KV."""
 
     rid: str
     tokens: list[int]
     temperature: float
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
-    cache_key: int
+    cache_key: str | None
     first_row: int
     seed: int | None = None
 
@@ -64,24 +78,32 @@ class Request:
             "input_ids": self.tokens,
             "sampling_params": sampling,
             "rid": self.rid,
-            "extra_key": str(self.cache_key),
             "return_logprob": True,
         }
+        if self.cache_key is not None:
+            body["extra_key"] = self.cache_key
         if routing:
             body |= {"return_routed_experts": True, "routed_experts_start_len": self.first_row}
         return msgspec.json.encode(body)
 
 
+class _Info(msgspec.Struct):
+    steps: int | None = None
+    paused: bool = False
+
+
 class EngineClient:
     """One connection pool for all replicas. Use as an async context manager."""
 
-    def __init__(self, *, generate_s: float, probe_s: float) -> None:
-        self._generate_timeout = aiohttp.ClientTimeout(total=generate_s, sock_connect=CONNECT_S)
-        self._probe_timeout = aiohttp.ClientTimeout(total=probe_s)
+    def __init__(self, *, probe_s: float) -> None:
+        self._probe_s = probe_s
+        self._generate_timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        self._ask_timeout = aiohttp.ClientTimeout(total=probe_s + UNREAD_S)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), raise_for_status=False)
+        connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched)
+        self._session = aiohttp.ClientSession(connector=connector, raise_for_status=False)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -95,7 +117,7 @@ class EngineClient:
         return self._session
 
     async def generate(self, url: str, request: Request, routing: RoutingShape | None) -> Generation:
-        """Raises EngineUnavailable, EngineBusy, EngineRefused."""
+        """However long it takes. Raises EngineUnavailable, EngineBusy, EngineRefused."""
         try:
             async with self._http.post(
                 f"{url}/generate",
@@ -106,9 +128,11 @@ class EngineClient:
                 data, status = await response.read(), response.status
                 retry_after = response.headers.get("Retry-After", "")
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnavailable(f"{url}: {type(error).__name__}: {error}") from None
-        except TimeoutError:
-            raise EngineUnavailable(f"{url}: no answer within {self._generate_timeout.total} s") from None
+            # Too slowly connected: its queue is full, or this process was away. Whether it is there, the probes say.
+            late = isinstance(error, aiohttp.ConnectionTimeoutError)
+            raise EngineUnavailable(f"{url}: {type(error).__name__}: {error}", blameless=late) from None
+        if status in (408, 425):  # it did not get the request in time: what lies between was slow, or this process
+            raise EngineUnavailable(f"{url}: HTTP {status}: {data[:200]!r}", blameless=True)
         if status in (429, 503):
             raise EngineBusy(f"{url}: HTTP {status}: {data[:200]!r}", retry_after_s(retry_after))
         if status >= 500:
@@ -116,13 +140,7 @@ class EngineClient:
         if status != 200:
             raise EngineRefused(f"{url}/generate: HTTP {status}: {data[:500].decode(errors='replace')}")
         try:
-            generation = parse(
-                data,
-                prompt_tokens=len(request.tokens),
-                first_row=request.first_row,
-                routing=routing,
-                session_version=request.cache_key,
-            )
+            generation = parse(data, prompt_tokens=len(request.tokens), first_row=request.first_row, routing=routing)
         except BadReply as error:
             raise EngineRefused(f"{url}: {error}") from None
         if generation.finish == "abort" or not generation.tokens:
@@ -132,17 +150,46 @@ class EngineClient:
     async def abort(self, url: str, rid: str) -> None:
         """Tells the engine that nobody waits any more. Best effort: an engine that is gone computes nothing either."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with self._http.post(f"{url}/abort_request", json={"rid": rid}, timeout=self._probe_timeout):
+            async with self._http.post(f"{url}/abort_request", json={"rid": rid}, timeout=self._ask_timeout):
                 pass
 
     async def alive(self, url: str) -> bool:
-        """Whether the replica answers, and has weights to answer with: one that was killed and is back has none for a while, and
-        says 503 like one that is busy. A stopped process keeps its socket open and says nothing."""
+        """Whether the replica answers in time, and has weights to answer with: one that was killed and is back has none for a
+        while, and says 503 like one that is busy. A stopped process keeps its socket open and says nothing."""
+        asking = asyncio.create_task(self._healthy(url))
         try:
-            async with self._http.get(f"{url}/health", timeout=self._probe_timeout) as response:
+            for patience_s in (self._probe_s, UNREAD_S):
+                await asyncio.wait({asking}, timeout=patience_s)
+            return asking.done() and asking.result()
+        finally:
+            asking.cancel()
+
+    async def _healthy(self, url: str) -> bool:
+        try:
+            async with self._http.get(f"{url}/health") as response:
                 return response.status < 500 and _serves(await response.read())
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError):
             return False
+
+    async def steps(self, url: str) -> int | None:
+        """How many steps the engine has made. None: it does not say (SGLang's own keeper ends one that hangs), or stands still
+        because it was told to."""
+        try:
+            async with self._http.get(f"{url}/server_info", timeout=self._ask_timeout) as response:
+                info = msgspec.json.decode(await response.read(), type=_Info)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
+            return None
+        return None if info.paused else info.steps
+
+
+def _watched(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in GONE.items():
+        if hasattr(socket, name):  # not everywhere; then the system's own patience holds
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _serves(health: bytes) -> bool:

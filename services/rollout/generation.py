@@ -30,6 +30,7 @@ class Generation:
     experts_RLK: np.ndarray | None = None
     finish: str = "stop"
     cached_tokens: int = 0
+    cache_key: str | None = None  # what its cache entries are kept under; None: the engine does not say
 
 
 class _VersionSpan(msgspec.Struct):
@@ -40,11 +41,12 @@ class _VersionSpan(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, Any]]
+    oldest_kv_version: int  # the engine alone knows what it read
     weight_version: int | str | None = None
     weight_versions: list[_VersionSpan] | None = None
     routed_experts: str | None = None
     cached_tokens: int = 0
-    oldest_kv_version: int | None = None
+    extra_key: str | None = None
     finish_reason: dict[str, Any] | str | None = None
 
 
@@ -104,14 +106,10 @@ class RoutingShape:
         return experts_RLK.astype(np.uint8 if self.experts <= 256 else np.uint16)
 
 
-def parse(
-    data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingShape | None, session_version: int
-) -> Generation:
+def parse(data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingShape | None) -> Generation:
     """Reads a reply to a request with `prompt_tokens` input ids and `routed_experts_start_len=first_row`.
 
-    `session_version`: the version whose key the session's cache entries carry; it stands in for `oldest_kv_version` where
-    the engine does not report it, since an engine that keeps the cache over a swap has nothing older than that. Raises
-    BadReply where a token lacks its log-probability or version, or the routing does not fit the sequence.
+    Raises BadReply where a token lacks its log-probability or version, or the routing does not fit the sequence.
     """
     try:
         reply = _REPLY.decode(data)
@@ -127,7 +125,6 @@ def parse(
     if not np.isfinite(logprobs_N).all():
         raise BadReply("/generate: a sampled token without a finite log-probability")
     versions_N = _versions(meta, len(tokens))
-    reported = meta.oldest_kv_version
     experts_RLK = None
     if routing is not None:
         if meta.routed_experts is None:
@@ -140,10 +137,11 @@ def parse(
         tokens=tokens,
         logprobs_N=np.minimum(logprobs_N, np.float32(0)),  # rounding may leave +1e-8 at probability one
         versions_N=versions_N,
-        oldest_kv_version=reported if reported is not None else int(versions_N.min(initial=session_version)),
+        oldest_kv_version=meta.oldest_kv_version,
         experts_RLK=experts_RLK,
         finish=finish,
         cached_tokens=meta.cached_tokens,
+        cache_key=meta.extra_key,
     )
 
 

@@ -3,7 +3,9 @@
 Invariants:
 - A generation that an engine lost is asked for again, here or elsewhere, from exactly the tokens recorded so far.
 - Every sampled token that is handed out comes from a version that the attempt accepts (floor or pin).
-- While no replica is usable, the service says within about a second that it waits on "inference".
+- While no replica is usable, the service says within a second that it waits on "inference".
+- What a replica is working on is waited for, however long it takes: a generation is given up only where its replica is silent
+  or stands still unasked. Neither a long answer, a queue nor a pause is either.
 - A replica that is overloaded is none that is lost: its requests go to others, or wait as long as it asks for.
 """
 
@@ -28,8 +30,11 @@ from shared.contracts.messages import PolicyApplied
 from shared.telemetry import Health
 from shared.telemetry_spans import span
 
-PROBE_EVERY_S = 0.3  # with PROBE_S: a stopped engine is noticed within a second
-PROBE_S = 0.6
+# A stopped engine goes unnoticed for the sum of these three and the client's UNREAD_S at most: 0.9 s. One that works has the last
+# two, 0.6 s, for its answer.
+SILENT_S = 0.2  # who has answered anything since is not probed
+LOOK_EVERY_S = 0.1
+PROBE_S = 0.5
 STALL_S = 10.0  # a request at a replica that fell silent is given up after so long, if another replica can serve it
 MAX_BROKE = 8  # answers that are failures, for one generation; more is a defect that waiting does not mend
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 5.0
@@ -41,14 +46,16 @@ log = structlog.get_logger()
 class Inference:
     """All replicas. `run` probes them for as long as the service lives."""
 
-    def __init__(self, client: EngineClient, health: Health, *, pin_wait_s: float) -> None:
+    def __init__(self, client: EngineClient, health: Health, *, pin_wait_s: float, generate_s: float) -> None:
         self.client = client
         self.fleet = Fleet()
         self.pin_wait_s = pin_wait_s
+        self.generate_s = generate_s
         self._health = health
         self._changed = asyncio.Event()
         self._aborts: set[asyncio.Task[None]] = set()
-        self._missing_since: dict[tuple[str, int | None], float] = {}  # pinned versions that no replica serves
+        # Pinned versions that no replica serves: since when, and when somebody looked last.
+        self._missing: dict[tuple[str, int | None], tuple[float, float]] = {}
         self._health.wait_on("inference")
 
     def apply(self, message: PolicyApplied) -> None:
@@ -60,11 +67,11 @@ class Inference:
         async with asyncio.TaskGroup() as probes:
             while True:
                 self.fleet.forget(time.monotonic())
-                for replica in self.fleet.to_probe(time.monotonic(), PROBE_EVERY_S):
+                for replica in self.fleet.to_probe(time.monotonic(), SILENT_S):
                     replica.probe.running = True
                     probes.create_task(self._probe(replica))
                 self._say()
-                await asyncio.sleep(PROBE_EVERY_S)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def _probe(self, replica: Replica) -> None:
         started = time.monotonic()
@@ -85,6 +92,10 @@ class Inference:
             replica.alive = False
             self._tell()
 
+    def lives(self, replica: Replica) -> bool:
+        """Whether it answers; one that was replaced or forgotten is asked no more."""
+        return replica.alive and self.fleet.replicas.get(replica.name) is replica
+
     def abort(self, replica: Replica, rid: str) -> None:
         task = asyncio.create_task(self.client.abort(replica.url, rid))
         self._aborts.add(task)
@@ -96,16 +107,27 @@ class Inference:
         while True:
             now = time.monotonic()
             if (chosen := self.fleet.choose(wanted, now, stay)) is not None:
-                self._missing_since.pop((wanted.run, wanted.pinned), None)
+                self._missing.pop((wanted.run, wanted.pinned), None)
                 chosen.circuit.sent(now)
                 return chosen
-            if wanted.pinned is not None and self.fleet.any_usable(now):
-                since = self._missing_since.setdefault((wanted.run, wanted.pinned), now)
-                if now - since > self.pin_wait_s:
-                    raise InfrastructureError(f"no replica served version {wanted.pinned} for {now - since:.0f} s")
+            if wanted.pinned is not None and (missing_s := self._missing_s(wanted, now)) > self.pin_wait_s:
+                raise InfrastructureError(f"no replica served version {wanted.pinned} for {missing_s:.0f} s")
             with contextlib.suppress(TimeoutError):  # a circuit closes by time alone: look again now and then
                 async with asyncio.timeout(0.5):
                     await self._changed.wait()
+
+    def _missing_s(self, wanted: Wanted, now: float) -> float:
+        """How long the pinned version was missing while others worked, as those who wait for it saw, all together: one after
+        another need not. An outage of all says nothing of this version, nor does an absence of long ago."""
+        key = (wanted.run, wanted.pinned)
+        if not self.fleet.any_usable(now):
+            self._missing.pop(key, None)
+            return 0.0
+        since, looked = self._missing.get(key, (now, now))
+        if now - looked > self.pin_wait_s + 1.0:  # who waits looks twice a second
+            since = now
+        self._missing[key] = since, now
+        return now - since
 
     async def overloaded(self, replica: Replica, retry_after_s: float, wanted: Wanted) -> None:
         """It has no room. Returns at once where another one may have, else when it may be asked again."""
@@ -147,7 +169,7 @@ class Session:
     routing: RoutingShape | None
     seed: int = 0  # 0: whatever the engine draws
     replica: str = ""
-    cache_key: int = 0
+    cache_key: str | None = None
     requests: int = 0
     nonce: str = field(default_factory=lambda: secrets.token_hex(2))  # a dead worker's requests may still run there
 
@@ -161,8 +183,10 @@ class Session:
         started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
         while True:
             replica = await self.inference.replica(self.wanted, self.replica)
-            if replica.name != self.replica:  # begun, or begun again elsewhere: its KV is of the version there now
-                self.replica, self.cache_key = replica.name, replica.serial
+            if (
+                replica.name != self.replica
+            ):  # begun, or begun again elsewhere: of what version its KV is, is said there
+                self.replica, self.cache_key = replica.name, None
             self.requests += 1
             request = Request(
                 rid=f"{self.attempt}-{self.nonce}.{self.requests}",
@@ -184,7 +208,8 @@ class Session:
                 continue
             except EngineUnavailable as error:
                 metrics.ENGINE_RETRIES.labels(self.wanted.run).inc()
-                replica.circuit.failed(time.monotonic())
+                if not error.blameless:
+                    replica.circuit.failed(time.monotonic())
                 broke += error.broke
                 if broke >= MAX_BROKE:
                     raise InfrastructureError(f"{broke} failures of one generation, the last: {error}") from None
@@ -195,6 +220,7 @@ class Session:
             newest = int(generation.versions_N.max())
             if self.wanted.accepts(int(generation.versions_N.min())) and self.wanted.accepts(newest):
                 replica.serial = max(replica.serial, newest)
+                self.cache_key = generation.cache_key
                 metrics.ENGINE_SECONDS.labels(self.wanted.run).inc(time.monotonic() - started)
                 return generation
             replica.serial = newest  # it serves something else than it said: started again, or swapped meanwhile
@@ -206,15 +232,26 @@ class Session:
         return xxhash.xxh3_64_intdigest(f"{self.seed}|{self.attempt}|{self.requests}".encode()) >> 33
 
     async def _ask(self, replica: Replica, request: Request) -> Generation:
-        """One request; given up when the replica has been silent for long and another one could serve."""
-        asking = asyncio.create_task(self.inference.client.generate(replica.url, request, self.routing))
+        """One request. Given up when its replica has been silent for STALL_S and another one could serve, and when it answers,
+        but makes no step for `generate_s` without having been told to stand still."""
+        inference, url = self.inference, replica.url
+        look_every_s = inference.generate_s / 2  # two looks that see the same
+        looked, steps = time.monotonic(), None
+        asking = asyncio.create_task(inference.client.generate(url, request, self.routing))
         try:
-            while not (await asyncio.wait({asking}, timeout=STALL_S))[0]:
-                silent = time.monotonic() - replica.last_answer > STALL_S and not replica.alive
-                if silent and self.inference.fleet.choose(self.wanted, time.monotonic()) is not None:
-                    raise EngineUnavailable(f"{replica.url}: silent for {STALL_S:.0f} s")
+            while not (await asyncio.wait({asking}, timeout=min(STALL_S, look_every_s)))[0]:
+                now = time.monotonic()
+                if not inference.lives(replica):
+                    looked, steps = now, None  # it may come back to where it was
+                    if now - replica.last_answer > STALL_S and inference.fleet.choose(self.wanted, now) is not None:
+                        raise EngineUnavailable(f"{url}: silent for {STALL_S:.0f} s")
+                elif now - looked >= look_every_s:
+                    before, looked = steps, now
+                    steps = await inference.client.steps(url)
+                    if steps is not None and steps == before and not asking.done():
+                        raise EngineUnavailable(f"{url}: answers, but made no step for {look_every_s:g} s")
             return asking.result()
         finally:
             if not asking.done():
                 asking.cancel()
-                self.inference.abort(replica, request.rid)
+                inference.abort(replica, request.rid)

@@ -55,7 +55,7 @@ async def serve(
     config: RolloutSettings, bus: Bus, objects: Objects, functions: Functions, health: Health, stop: asyncio.Event
 ) -> None:
     """Until `stop` is set: then takes nothing more, lets attempts in hand finish for `rollout_drain_s`, and leaves."""
-    async with EngineClient(generate_s=config.rollout_generate_s, probe_s=PROBE_S) as client:
+    async with EngineClient(probe_s=PROBE_S) as client:
         worker = Worker(config, bus, objects, functions, health, client)
         async with asyncio.TaskGroup() as group:
             background = [
@@ -94,7 +94,9 @@ class Worker:
         self.name = health.name
         self.runs = Runs(objects, config.formats)
         self.words = Words()
-        self.inference = Inference(client, health, pin_wait_s=config.rollout_pin_wait_s)
+        self.inference = Inference(
+            client, health, pin_wait_s=config.rollout_pin_wait_s, generate_s=config.rollout_generate_s
+        )
         self.tests = VisibleTests(functions, health)
         self.outbox = Outbox(bus, health)
         self.held: dict[str, Held] = {}

@@ -77,7 +77,7 @@ def routing_of(sequence: list[int]) -> np.ndarray:
 @dataclass
 class Engine:
     """`serial` is what it serves. `free`: while clear, generations whose prompt fits `held` wait. `dead`: it answers nothing,
-    like a stopped process."""
+    like a stopped process. `hung`: it answers, and makes no step; `paused`: and says that it was told to."""
 
     policy: Policy
     serial: int = 1
@@ -88,6 +88,11 @@ class Engine:
     free: asyncio.Event = field(default_factory=asyncio.Event)
     held: Callable[[list[int]], bool] = lambda _: True
     dead: bool = False
+    hung: bool = False
+    paused: bool = False
+    steps: int = 0
+    looks: int = 0  # how often it was asked for its steps
+    statuses: list[int] = field(default_factory=list)  # the answers to the next generations
     failing: int = 0  # so many generations from now on are cut off in the middle
     places: int = 1 << 30  # so many generations at a time; beyond it the answer is 503
     retry_after: str = "0.2"
@@ -102,6 +107,8 @@ class Engine:
         if self.running_now >= self.places:
             self.refused += 1
             return web.json_response({"error": {}}, status=503, headers={"Retry-After": self.retry_after})
+        if self.statuses:
+            return web.json_response({"error": {}}, status=self.statuses.pop())
         self.running_now += 1
         try:
             return await self._generate(request)
@@ -132,6 +139,7 @@ class Engine:
             "weight_versions": [{"version": str(self.serial), "start": 0, "end": len(sampled)}],
             "routed_experts": base64.b64encode(experts.tobytes()).decode(),
             "oldest_kv_version": self.serial,
+            "extra_key": body.get("extra_key", f"@{self.serial}"),
             "finish_reason": {"type": "stop" if len(sampled) == len(full) else "length"},
         }
         return web.json_response({"output_ids": sampled, "meta_info": meta})
@@ -139,6 +147,12 @@ class Engine:
     async def health(self, _: web.Request) -> web.Response:
         await self.silence()
         return web.Response()
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        await self.silence()
+        self.looks += 1
+        self.steps += not (self.hung or self.paused)
+        return web.json_response({"steps": self.steps, "paused": self.paused})
 
     async def silence(self) -> None:
         while self.dead:  # noqa: ASYNC110
@@ -150,7 +164,8 @@ class Engine:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Engine]:
         app = web.Application()
-        app.add_routes([web.post("/generate", self.generate), web.get("/health", self.health)])
+        routes = [web.get("/health", self.health), web.get("/server_info", self.server_info)]
+        app.add_routes([web.post("/generate", self.generate), *routes])
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -63,6 +63,7 @@ def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_man
             assert [t for _, t, _ in meta["output_token_logprobs"]] == answer["output_ids"]
             assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 8}]
             assert (meta["weight_version"], meta["oldest_kv_version"], meta["id"]) == ("3", 3, "x")
+            assert meta["extra_key"] == "@3"
             assert (meta["prompt_tokens"], meta["completion_tokens"]) == (20, 8)
             assert meta["finish_reason"] == {"type": "length", "length": 8}
             rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), "<i4").reshape(-1, 2, 2)
@@ -174,6 +175,10 @@ def test_a_swap_in_mid_generation_shows_in_the_version_spans_and_keeps_the_sessi
             again = list(range(8)) + answer["output_ids"][:20]
             _, later = await ask(replica.health.url, "/generate", body_of(again, 2, extra_key="1"))
             assert later["meta_info"]["cached_tokens"] == 0
+            _, first = await ask(replica.health.url, "/generate", body_of(again, 2))  # names none
+            assert (first["meta_info"]["extra_key"], first["meta_info"]["cached_tokens"]) == ("@1", 0)
+            _, peer = await ask(replica.health.url, "/generate", body_of(again, 2))
+            assert peer["meta_info"]["cached_tokens"] > 0
 
     run(test, tmp_path)
 

@@ -80,7 +80,7 @@ def test_attempts_are_claimed_run_recorded_and_finished(run: Runner) -> None:
                 np.testing.assert_array_equal(rows, routing_of(segment.tokens.tolist()))
                 assert one.effort.sampled_tokens == segment.loss_mask.sum()
                 assert trajectory.first_edit_files is None
-            assert {r["extra_key"] for r in engine.requests} == {"3"}
+            assert {r.get("extra_key") for r in engine.requests} == {None, "@3"}
             await p.acknowledged(topics.ROLLOUTS_REQUESTED, "rollout")
 
     run(scenario)
@@ -151,7 +151,7 @@ def test_an_engine_that_died_is_replaced_by_another_one_in_mid_attempt(run: Runn
             await p.announce(second)
             (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert (finished.stop, finished.oldest_version) == (StopReason.submitted, 2)
-            assert {r["extra_key"] for r in second.requests} == {"2"}  # its KV begins anew there
+            assert [r.get("extra_key") for r in second.requests] == [None, "@2"]  # its KV begins anew there
 
     run(scenario)
 
@@ -425,7 +425,7 @@ def test_a_request_that_comes_again_before_its_claim_is_not_acknowledged(run: Ru
     async def scenario(p: Platform) -> None:
         objects = Hanging(p.state / "objects")
         config = RolloutSettings(state=p.state, name="w")
-        async with EngineClient(generate_s=1.0, probe_s=1.0) as client:
+        async with EngineClient(probe_s=1.0) as client:
             functions = sandbox.connect("process", 1)
             worker = Worker(config, p.bus, objects, functions, Health("rollout", config), client)
             request = p.request()

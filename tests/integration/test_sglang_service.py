@@ -65,7 +65,8 @@ def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_man
             _, answer = await ask(url, "/generate", body)
             meta = answer["meta_info"]
             assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 4}]
-            assert (meta["id"], meta["oldest_kv_version"], meta["completion_tokens"]) == ("x", 3, 4)
+            assert (meta["id"], meta["extra_key"]) == ("x", "@3")
+            assert (meta["oldest_kv_version"], meta["completion_tokens"]) == (3, 4)
             asked = (await w.server(replica))["asked"][-1]
             assert (asked["extra_key"].rpartition("/")[2], asked["rid"]) == ("@3", "1:x")
             folders = sorted((p.state / "sglang" / "replica" / "1").iterdir())

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from services.inference.wire import BadRequest, GenerateRequest, SamplingParams, Unavailable
+from services.inference.wire import BadRequest, GenerateRequest, SamplingParams, Unavailable, key_of
 
 _META = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -75,7 +75,7 @@ def request_body(
     body: dict[str, Any] = {
         "input_ids": tokens,
         "rid": sent_rid(rid),
-        "extra_key": f"{lineage}/{asked.extra_key if asked.extra_key is not None else f'@{serial}'}",
+        "extra_key": f"{lineage}/{key_of(asked, serial)}",
         "return_logprob": True,
         "stream": asked.stream,
         "sampling_params": {
@@ -110,7 +110,7 @@ def answer(
     try:
         reply = _REPLY.decode(data)
         meta = _META.decode(reply.meta_info)
-        began = None if flushes else asked.extra_key
+        began = None if flushes else key_of(asked, serial)
         return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag, began)
     except msgspec.DecodeError as error:
         raise BadAnswer(f"/generate: {error}") from None
@@ -131,6 +131,7 @@ def _answer(
     newest = spans[-1].version if spans else _read(meta, "weight_version", str | int, str(serial))
     mine: dict[str, Any] = {
         "id": rid,
+        "extra_key": key_of(asked, serial),
         "finish_reason": _finish(_read(meta, "finish_reason", dict[str, Any] | None, None), tokens, sampling),
         "prompt_tokens": _read(meta, "prompt_tokens", int, len(asked.input_ids)),
         "completion_tokens": len(tokens),

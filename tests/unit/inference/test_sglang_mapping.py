@@ -90,6 +90,14 @@ def test_cache_entries_are_keyed_by_the_version_that_a_session_began_under():
     assert sent(asked(extra_key=None))["extra_key"] == "a1/@8"
 
 
+def test_the_key_that_was_chosen_is_told_and_names_the_oldest_version_that_may_have_been_read():
+    """A swap between the choice and the first token: what is in the cache under that key is of the version before."""
+    spans = [{"version": "9", "start": 0, "end": 3}]
+    meta = back(recorded(weight_versions=spans), asked(extra_key=None))["meta_info"]
+    assert (meta["extra_key"], meta["oldest_kv_version"]) == ("@8", 8)
+    assert back(recorded())["meta_info"]["extra_key"] == "6"
+
+
 def test_routing_is_asked_for_where_the_model_has_experts():
     request = asked(routed_experts_start_len=2)
     assert sent(request)["routed_experts_start_len"] == 2
@@ -130,9 +138,9 @@ def test_an_answer_has_our_fields_and_the_rollout_worker_reads_it():
         prompt_tokens=4,
         first_row=0,
         routing=RoutingShape(layers=3, moe_layers=(1, 2), top_k=2, experts=8),
-        session_version=6,
     )
     assert generation.tokens == [11, 12, 13]
+    assert generation.cache_key == "6"
     assert generation.logprobs_N.tolist() == [-1.25, -0.5, -2.0]
     assert generation.versions_N.tolist() == [7, 8, 8]
     assert generation.experts_RLK is not None

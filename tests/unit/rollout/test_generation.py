@@ -20,6 +20,7 @@ def reply(**meta: Any) -> bytes:
     body = {
         "output_token_logprobs": [[-0.5, 7, None], [-0.25, 9, None]],
         "weight_version": "4",
+        "oldest_kv_version": 2,
         "finish_reason": {"type": "stop", "matched": 9},
         **meta,
     }
@@ -27,7 +28,7 @@ def reply(**meta: Any) -> bytes:
 
 
 def read(data: bytes, routing: RoutingShape | None = None, first_row: int = 1) -> Any:
-    return parse(data, prompt_tokens=3, first_row=first_row, routing=routing, session_version=2)
+    return parse(data, prompt_tokens=3, first_row=first_row, routing=routing)
 
 
 def test_versions_come_per_token_from_the_spans() -> None:
@@ -39,8 +40,9 @@ def test_versions_come_per_token_from_the_spans() -> None:
     assert generation.finish == "stop"
 
 
-def test_without_a_report_the_oldest_kv_is_the_versions_under_which_the_session_began() -> None:
-    assert read(reply()).oldest_kv_version == 2
+def test_the_key_of_the_cache_entries_is_the_one_that_the_engine_reports() -> None:
+    assert read(reply(extra_key="@4")).cache_key == "@4"
+    assert read(reply()).cache_key is None
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -58,6 +60,7 @@ def test_routing_is_read_with_and_without_the_dense_layers(layers: int) -> None:
         (reply(output_token_logprobs=[[None, 7, None], [-0.1, 9, None]]), None, "log-probability"),
         (reply(output_token_logprobs=[[-0.1, 7, None], [-0.1, 8, None]]), None, "output_ids"),
         (reply(weight_version="default"), None, "serial"),
+        (reply(oldest_kv_version=None), None, "oldest_kv_version"),
         (reply(weight_versions=[{"version": "3", "start": 0, "end": 1}]), None, "cover"),
         (reply(), SHAPE, "routed_experts"),
         (reply(routed_experts=encoded(np.zeros((2, 2, 2)))), SHAPE, "rows"),
