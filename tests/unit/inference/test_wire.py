@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.inference.wire import (
     HARMLESS,
+    MOST_SHOWN,
     NEUTRAL,
     PLAIN,
     PLAIN_LOAD,
@@ -31,7 +32,7 @@ def parsed(sampling: dict[str, Any], **fields: Any) -> SamplingParams:
 def test_a_sampling_parameter_that_no_engine_knows_is_refused_by_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         parsed({"temperature": 0.5, name: value})
-    assert f"sampling_params.{name}: found {value!r}" in str(refused.value)
+    assert f"sampling_params.{name}: found {repr(value)[:MOST_SHOWN]}" in str(refused.value)
     assert "allowed: temperature, max_new_tokens" in str(refused.value)
 
 
