@@ -7,8 +7,8 @@ repeat, each in a process of its own. transformers is measured with its dynamic 
 counts.
 
 Then speculation on the base policy, with the MTP layer that it ships with: one draft per step always, and gated (where that
-is measured to pay), each in pairs with none, on Python source as prompts. `decode.mtp.worst` is the lowest lower end of the 95 %
-interval of gated / none over the batches.
+is measured to pay), each in pairs with none, in one process, on Python source as prompts. `decode.mtp.worst` is the lowest lower
+end of the 95 % interval of gated / none over the batches.
 
 The matmul limit is what one thread of this machine reaches in a large float32 product: `decode.*.limit` is the share of
 it that the model's own products (2 x parameters per token) are.
@@ -27,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -183,20 +184,18 @@ def compare(bench: Bench, model: str, prefix: str, checkpoint: Path, limit: floa
 
 
 def speculation(bench: Bench) -> None:
-    ways = {"none": ["0"], "always": ["1"], "gated": ["1", "gated"]}
     lowest = []
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(decoder("embedded", str(BASE), *how)) for name, how in ways.items()}
+    with decoder("embedded", str(BASE), "1") as engine:
         for batch in bench.pick(BATCHES, (1, 32)):
             task, note = Batch(source(batch), NEW), ""
 
             def rate(way: str, task: Batch = task) -> float:
                 nonlocal note
-                took = running[way].decode(task)
+                took = engine.decode(replace(task, drafts=way))
                 note = took.note if way == "always" else note
                 return took.tokens / took.seconds
 
-            for way in running:
+            for way in ("none", "always", "gated"):
                 for _ in range(bench.pick(8, 4)):  # until the gate has made its first trials
                     rate(way)
             always = in_pairs(lambda: rate("always"), lambda: rate("none"), bench.pick(30, 4))

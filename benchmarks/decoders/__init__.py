@@ -29,6 +29,7 @@ class Batch:
     prompts: list[list[int]]
     new: int
     temperature: float = 1.0
+    drafts: str = "none"  # of an engine that can: none, always, gated (where they pay)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Our embedded engine on a checkpoint: python -m benchmarks.decoders.embedded CHECKPOINT [SPECULATION]
+"""Our embedded engine on a checkpoint: python -m benchmarks.decoders.embedded CHECKPOINT [DRAFTS]
 
-SPECULATION: tokens that the MTP layer proposes per step (0: none, the default); with `gated` behind it, where that pays."""
+DRAFTS: tokens that the MTP layer can propose per step (0, the default: none). Whether it does each batch says; all ways are ways of
+one engine, for two processes of one program differ by some percent, by where their memory lies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ROWS, POSITIONS = 64, 512
 def main() -> None:
     torch.set_num_threads(1)
     model = load_checkpoint(Path(sys.argv[1])).eval().requires_grad_(False)
-    drafts, gated = int((sys.argv[2:] or ["0"])[0]), "gated" in sys.argv[3:]
+    drafts = int((sys.argv[2:] or ["0"])[0])
     engine = Engine(
         model,
         0,
@@ -32,11 +33,16 @@ def main() -> None:
         prefill_tokens=2048,
         queue_limit=1 << 20,
         draft_tokens=drafts,
-        gated=gated,
     )
     engine.start()
+    gate = engine.batch._gate
+
+    def use(way: str) -> None:
+        engine.batch.draft_tokens = 0 if way == "none" else drafts
+        engine.batch._gate = gate if way == "gated" else None
 
     def decode(batch: Batch) -> Took:
+        engine.call(lambda: use(batch.drafts)).result()
         engine.flush().result()  # every prompt is computed, none found
         ended: queue.SimpleQueue[Result] = queue.SimpleQueue()
         first: list[float] = []
@@ -72,8 +78,7 @@ def main() -> None:
         note = f"{1 + sum(r.accepted for r in results) / judged:.2f} tokens per judging pass" if judged else ""
         return Took(seconds, max(first) - began, tokens, memory_mib(), note)
 
-    said = f", {drafts} drafts by MTP{', gated' if gated else ''}" if drafts else ""
-    serve(f"embedded engine, float32, 1 thread{said}", decode)
+    serve(f"embedded engine, float32, 1 thread{f', at most {drafts} drafts by MTP' if drafts else ''}", decode)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ class Batch:
         self._decoding = Decoding()
         self._records: dict[Request, Record] = {}  # every request that has a row
         self._gate = Gate(1 + self.draft_tokens) if gated else None
+        self._drafted = False  # some session has drafts in hand
         self._random = np.random.default_rng()
         fused = self.compiled(model)
         if fused is not None:
@@ -128,7 +129,7 @@ class Batch:
     def step(self) -> None:
         """One forward for all that run; then a token for each that is past its prompt, or more where drafts are accepted."""
         began, cache, decoding = time.perf_counter(), self.cache, self._decoding
-        drafts = [self._records[r].draft for r in decoding.requests] if self.draft_tokens else []
+        drafts = [self._records[r].draft for r in decoding.requests] if self._drafted else []
         feeds_D = self._feeds(decoding, drafts)  # tokens of each session in this step
         starts_D = cache.length[decoding.rows]
         at_D = np.cumsum(feeds_D) - feeds_D
@@ -161,6 +162,7 @@ class Batch:
         if self._gate is None or self._gate.wants(len(self._decoding.requests) + len(self._prefilling)):
             own = decoding.rows, starts_D, np.array(sampled[: len(decoding.rows)], np.int64), at_D
             proposed = self._propose(hidden, _with_prompts(own, ending))
+        self._drafted = proposed
         if self._gate is not None and not chunks and proposed == judged:
             self._gate.observe(len(decoding.rows), judged, time.perf_counter() - began, sum(sampled))
 

@@ -69,6 +69,11 @@ class Gate:
         size = self._sizes.get(sessions.bit_length())
         if size is None:
             size = self._sizes[sessions.bit_length()] = _Size()
+        if not (drafted or size.drafting or size.sides):  # nearly every step of an engine that drafts do not help
+            size.steps += 1
+            if size.steps >= size.wait:
+                size.sides.append([])
+            return
         if drafted != size.wants():
             return
         if size.sides:
