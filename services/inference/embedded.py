@@ -85,9 +85,7 @@ class Embedded:
                 f"{free // row} rows of so many positions, or a smaller context"
             )
 
-    def _built(
-        self, directory: Path, positions: int, device: str, failed: Callable[[str], object]
-    ) -> LiveWeights:
+    def _built(self, directory: Path, positions: int, device: str, failed: Callable[[str], object]) -> LiveWeights:
         s = self.settings
         model = load_checkpoint(directory, getattr(torch, s.engine_dtype)).eval().requires_grad_(False)
         model = model.to(device)

@@ -55,6 +55,15 @@ class Live(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What answers requests, and goes on while the engine of another run is started and loaded."""
+
+    live: Live
+    run: str
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the HTTP side of an engine asks the service: what is served, another version, the live checksum,
     weights from a folder."""

@@ -20,28 +20,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from services.inference import swap_metrics as metrics
+from services.inference.announcing import Announcing
 from services.inference.candidates import FAILURES_TOLERATED, Candidates, delay_after
 from services.inference.config import InferenceSettings
 from services.inference.following import Following
-from services.inference.live import CannotServe, CannotStart, Engine, Live
+from services.inference.live import CannotServe, CannotStart, Engine, Live, Shown
 from services.inference.pins import Pins
 from services.inference.run_store import RunStore, StoreAway, from_store
 from services.inference.wire import BadRequest, Unavailable
-from shared.bus import Bus, BusUnavailable, Deliveries
+from shared.bus import Bus, Deliveries
 from shared.contracts.messages import (
     SHUTTING_DOWN,
     EvalFinished,
     EvalRequested,
-    PolicyApplied,
     PolicyPromoted,
     PolicyPublished,
     RunControl,
@@ -50,7 +50,6 @@ from shared.contracts.run import Ref
 from shared.contracts.topics import (
     EVALS_FINISHED,
     EVALS_REQUESTED,
-    POLICIES_APPLIED,
     POLICIES_PROMOTED,
     POLICIES_PUBLISHED,
     RUNS_CONTROL,
@@ -69,15 +68,6 @@ A_PROMOTION = "a version to be promoted (policies.promoted)"
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What answers requests, and goes on while the engine of another run is started and loaded."""
-
-    live: Live
-    run: str
-    directory: Path
-
-
 class WeightsAgent:
     """`run` until cancelled. The engine is started anew for each run and checkpoint."""
 
@@ -90,6 +80,7 @@ class WeightsAgent:
         self.candidates = Candidates(self.following)
         self.store = RunStore(objects, settings.state / "checkpoints")
         self.pins = Pins(self.following, self.store)
+        self.announcing = Announcing(bus, health, settings.pool)
         self._first = A_PROMOTION if self._promotions else A_RUN
         self.shown: Shown | None = None
         self._awaited = ""  # the version that should serve and is not there, as health says it
@@ -168,7 +159,8 @@ class WeightsAgent:
 
     async def _follow(self) -> None:
         if self.settings.checkpoint is not None:
-            await self._serve_checkpoint(self.settings.checkpoint)
+            await self._start_with(self.settings.checkpoint)
+            await self._serve(0.0)
         else:
             self.health.wait_on(self._first)
         while True:
@@ -181,21 +173,19 @@ class WeightsAgent:
             self._settle_pins()
             await self._news()
 
-    async def _serve_checkpoint(self, directory: Path) -> None:
-        failures, waits = 0, ""
-        while True:
+    async def _start_with(self, checkpoint: Path) -> None:
+        """Nothing else is to be served here: what may come to be is waited for."""
+        for failures in itertools.count(1):
             try:
-                await self._start_engine(directory)
-                break
-            except UnknownModel as error:  # nothing else is to be served here
+                return await self._start_engine(checkpoint)
+            except UnknownModel as error:
                 raise BadSettings(f"setting checkpoint: {error}") from None
             except CannotStart as error:
-                failures, waits = failures + 1, str(error)
-                self.health.wait_on(waits)
-                log.warning("waiting", waits_on=waits)
-                await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
-                self.health.clear(waits)
-        await self._serve(0.0)
+                waits = str(error)
+            self.health.wait_on(waits)
+            log.warning("waiting", waits_on=waits)
+            await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
+            self.health.clear(waits)
 
     def _next_run(self) -> str | None:
         return self.candidates.next(self.run_id, time.monotonic())
@@ -407,23 +397,8 @@ class WeightsAgent:
             self._announced = self.live.serial
 
     async def _announce(self, run: str, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
-        message = PolicyApplied(
-            run=run,
-            replica=self.health.name,
-            url=self.health.url,
-            pool=self.settings.pool,
-            on_request=self._evaluates and self.following.pinned is None,
-            serial=serial,
-            pause_s=pause,
-            ok=ok,
-            reason=reason[:2000],
-        )
-        while True:
-            try:
-                return await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
-            except BusUnavailable as error:  # the engine serves on; the others learn it as soon as they can
-                log.warning("bus_unavailable", error=str(error))
-                await asyncio.sleep(delay_after(1))
+        on_request = self._evaluates and self.following.pinned is None
+        await self.announcing.say(run, serial, on_request=on_request, ok=ok, pause=pause, reason=reason)
 
     def _settle_pins(self) -> None:
         if self.run_id and self.live is not None:
