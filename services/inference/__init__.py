@@ -9,9 +9,9 @@ Produces: policies.applied; answers to POST /generate and, for conversations in 
 
 Read in this order: `service` (wiring), `contract` and `api` (HTTP), `engine` (its thread), `batching` (the loop), `cache`,
 `attention` and `sampler`, or `fused` and `kernels` where a CPU computes a step in one call, then `weights_agent` (how a version
-gets from the object store into the running engine; which one and of which run, `following` and `candidates` decide) and `updates`
-(weights from a folder, where no run is followed). `live` is what an engine has to be, `chat` how a conversation becomes token ids
-and back.
+gets from the object store into the running engine; which one and of which run, `following`, `candidates` and `pins` decide) and
+`updates` (weights from a folder, where no run is followed). `live` is what an engine has to be, `chat` how a conversation becomes
+token ids and back.
 
 Invariants:
 - Every sampled token carries the serial that sampled it, its log-probability under the sampling temperature and, per

@@ -1,4 +1,4 @@
-"""Which run to take up next, where some cannot be read. Pure: the clock is handed in, no I/O."""
+"""Which run to take up next, where some cannot be read or served. Pure: the clock is handed in, no I/O."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def delay_after(failures: int) -> float:
 @dataclass(slots=True)
 class Unread:
     """A run that could not be taken up: what is missing of it, how often that was found, when (monotonic) it is looked for
-    again."""
+    again. `alone`: only while nothing is served, for the try would end that."""
 
     what: str
     failures: int = 0
     again_at: float = 0.0
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -43,24 +44,35 @@ class Candidates:
         """The run to take up now; None: what is served stays."""
         for run in self.preferred(served):
             unread = self.unread.get(run)
+            if unread is not None and unread.alone and served:
+                continue
             if unread is None or unread.again_at <= now:
                 return run
             if unread.failures < FAILURES_TOLERATED:  # perhaps the store's, for a moment: no reason to start an engine
                 return None
         return None
 
-    def put_off(self, run: str, what: str, now: float, share: float) -> bool:
-        """It is tried again after this share of the delay. Returns whether this failure is the one to be told."""
+    def put_off(self, run: str, what: str, now: float, share: float, *, alone: bool = False) -> bool:
+        """It is tried again after this share of the delay; `alone`: what served was ended for it, in vain, and at once another
+        one comes into question. Returns whether this failure is the one to be told."""
         unread = self.unread.setdefault(run, Unread(what))
-        unread.what, unread.failures = what, unread.failures + 1
+        before = unread.failures
+        unread.what, unread.alone = what, unread.alone or alone
+        unread.failures = max(before + 1, FAILURES_TOLERATED if alone else 0)
         unread.again_at = now + delay_after(unread.failures) * share
-        return unread.failures == FAILURES_TOLERATED
+        return before < FAILURES_TOLERATED <= unread.failures
+
+    def taken_up(self, run: str) -> list[str]:
+        """It is served. Returns what nobody waits for any more; those that would end it are remembered."""
+        waits = [unread.what for unread in self.unread.values()]
+        self.unread = {other: unread for other, unread in self.unread.items() if unread.alone and other != run}
+        return waits
 
     def outdated(self, served: str) -> list[str]:
         """Those that nobody prefers any more."""
         preferred = self.preferred(served)
         return [run for run in self.unread if run not in preferred]
 
-    def due(self) -> float | None:
+    def due(self, served: str) -> float | None:
         """When the first of them is to be tried again."""
-        return min((unread.again_at for unread in self.unread.values()), default=None)
+        return min((one.again_at for one in self.unread.values() if not (one.alone and served)), default=None)

@@ -13,12 +13,15 @@ from services.inference.api import Server
 from services.inference.checkpoint import context_of
 from services.inference.config import InferenceSettings
 from services.inference.engine import Engine
-from services.inference.live import Facts, Live
+from services.inference.live import CannotServe, Facts, Live
 from services.inference.published import bits_of
+from services.inference.room import cache_bytes, free_bytes
 from services.inference.weights import LiveWeights
-from shared.model import load_checkpoint
+from shared.model import ModelConfig, load_checkpoint
 from shared.model.fp8 import round_inputs, round_weights
 from shared.telemetry import Health
+
+GIB = 2**30
 
 log = structlog.get_logger()
 
@@ -56,6 +59,34 @@ class Embedded:
     def _build(self, directory: Path, failed: Callable[[str], object]) -> LiveWeights:
         s = self.settings
         device = s.engine_device if s.engine_device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        config = ModelConfig.load(directory)
+        positions = s.context or context_of(directory) or config.max_position_embeddings
+        self._require_room(config, positions, device)
+        try:
+            return self._built(directory, positions, device, failed)
+        except (MemoryError, RuntimeError) as error:  # torch's word for no memory, too
+            log.warning("engine_not_built", directory=str(directory), exc_info=True)
+            raise CannotServe(f"{directory}: on {device}: {error}") from None
+
+    def _require_room(self, config: ModelConfig, positions: int, device: str) -> None:
+        """What another run's engine holds for its cache counts as free: it goes when this one serves. Raises CannotServe."""
+        s = self.settings
+        row = cache_bytes(
+            config, 1, positions, mtp=s.draft_tokens > 0, bytes_each=getattr(torch, s.engine_dtype).itemsize
+        )
+        free = free_bytes(device)
+        if self.server.engine is not None:
+            cache = self.server.engine.cache
+            free += cache.keys.nbytes + cache.values.nbytes
+        if s.cache_rows * row > free:
+            raise CannotServe(
+                f"cache_rows: found {s.cache_rows} rows of {positions} positions (context), which take "
+                f"{s.cache_rows * row / GIB:.1f} GiB; allowed: what fits the {free / GIB:.1f} GiB that are free on {device}, "
+                f"{free // row} rows of so many positions, or a smaller context"
+            )
+
+    def _built(self, directory: Path, positions: int, device: str, failed: Callable[[str], object]) -> LiveWeights:
+        s = self.settings
         model = load_checkpoint(directory, getattr(torch, s.engine_dtype)).eval().requires_grad_(False)
         model = model.to(device)
         bits = bits_of(model)
@@ -66,15 +97,16 @@ class Embedded:
             model,
             serial=0,
             rows=s.cache_rows,
-            positions=s.context or context_of(directory) or model.config.max_position_embeddings,
+            positions=positions,
             prefill_tokens=s.prefill_tokens,
             queue_limit=s.queue_limit,
             draft_tokens=s.draft_tokens,
             threads=s.engine_threads,
             failed=failed,
         )
+        live = LiveWeights(engine, bits)
         engine.start()
-        return LiveWeights(engine, bits)
+        return live
 
     def serve(self, live: Live) -> None:
         assert isinstance(live, LiveWeights)

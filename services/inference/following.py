@@ -10,9 +10,9 @@ from shared.contracts.run import Ref
 
 @dataclass(slots=True)
 class Following:
-    """`run`: only this one ("": the one started last). `pinned`: exactly this serial; None: the newest. `promotions`: neither,
-    but what was promoted last. `nobody`: no run whatsoever. `past_heard`: the topics were read to where they ended at the start;
-    before, what was asked for may be over long ago.
+    """`run`: only this one ("": the one started last). `pinned`: exactly this serial, of `pinned_run` ("": of whatever
+    run is served); None: the newest. `promotions`: neither, but what was promoted last. `nobody`: no run whatsoever. `past_heard`:
+    the topics were read to where they ended at the start; before, what was asked for may be over long ago.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -20,6 +20,7 @@ class Following:
 
     run: str = ""
     pinned: int | None = None
+    pinned_run: str = ""
     promotions: bool = False
     nobody: bool = False
     past_heard: bool = False
@@ -67,14 +68,17 @@ class Following:
     def asked(self, run: str) -> int | None:
         """The version of the run that somebody asked for: who pinned this replica, who promoted one, or an evaluation under way."""
         if self.pinned is not None or not self.past_heard:
-            return self.pinned
+            return self.pinned if self.pinned_run in ("", run) else None
         return self.promoted(run) if self.promotions else self.evaluated(run)
 
     def runs(self) -> list[str]:
         """The runs to serve, the best first. One that is over before it published anything comes into question only where
-        no other is left: it was refused. One that did publish stays: its last version may still be evaluated."""
+        no other is left: it was refused. One that did publish stays: its last version may still be evaluated. Where somebody has
+        pinned a version of one, there is no other."""
         if self.nobody:
             return []
+        if self.pinned_run:
+            return [self.pinned_run]
         if self.promotions:
             return [self._promoted.run] if self._promoted and self._promoted.run in self.started else []
         if self.run:

@@ -13,9 +13,19 @@ from aiohttp import web
 
 from services.inference.wire import UpdateRequest
 from shared.model import ModelConfig
+from shared.settings import Told
 from shared.telemetry import Health
 
 Bits = dict[str, np.ndarray]
+
+
+class CannotServe(Told):
+    """A checkpoint that this engine cannot serve with these settings, or on this machine: which, what was found, what is allowed.
+    What served before goes on."""
+
+
+class CannotStart(CannotServe):
+    """The engine did not come up with it. Nothing serves: what served before had to be ended first."""
 
 
 class Live(Protocol):
@@ -42,6 +52,15 @@ class Live(Protocol):
         not those of any version."""
 
     async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What answers requests, and goes on while the engine of another run is started and loaded."""
+
+    live: Live
+    run: str
+    directory: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,8 @@ class Engine(Protocol):
 
     async def start(self, directory: Path, health: Health) -> Live:
         """With the weights of a checkpoint directory, as serial 0. What served before goes on until `serve`, where there is room
-        for both (`serving`); in any case where the directory is no checkpoint that can be served: raises UnknownModel."""
+        for both (`serving`); in any case where the directory is no checkpoint that can be served: raises UnknownModel,
+        CannotServe. Where that is found only after what served before has ended: CannotStart."""
 
     def serve(self, live: Live) -> None:
         """From here on it answers requests, and nothing before it. `live`: what was started last."""

@@ -41,7 +41,11 @@ OPERATIONS: dict[str, tuple[str, type[msgspec.Struct] | None, str]] = {
         "Serve the weights of another folder, of the same architecture, where they come from no run.",
     ),
     "/weights_checker": ("post", CheckerRequest, "Checksum of the live weights."),
-    "/pin": ("post", PinRequest, "Stay at one version; -1: follow again."),
+    "/pin": (
+        "post",
+        PinRequest,
+        "Stay at one version of the run that is served, whatever comes after; -1: go by the settings again.",
+    ),
 }
 CONFLICTS = frozenset({"/update_weights_from_disk"})  # these may not go with how the replica is used
 _SCHEMAS = "#/components/schemas/{name}"

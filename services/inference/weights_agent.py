@@ -3,9 +3,12 @@
 Invariants:
 - The newest version wins; those waiting behind it are skipped.
 - Nothing is served that was not verified twice: every tensor of the rebuilt version, and the engine's own copy of it.
-- After a failure the version is rebuilt from its full base; the third in a row takes the replica out of rotation and says
-  why. It keeps trying, and returns by itself with the first version that it can load.
-- A run that cannot be read (no configuration, no base) takes no replica from one that can: it is tried again beside it.
+- A version that fails is rebuilt from its full base; the third failure in a row takes the replica out of rotation and says
+  why. It keeps trying, and returns by itself with the first version that it can load. A store that is away says nothing of any
+  version: it is waited for, what serves goes on, and the delta after it is fetched.
+- A run that cannot be read (no configuration, no base) or served (settings, memory) takes no replica from one that can: it is
+  tried again beside it. One that an engine was ended for in vain is tried again where nothing else is to be served, or when it is
+  started anew.
 - A replica of the pool "serving" goes to the version that was promoted last, of whatever run. Where that is not to be had, what
   it serves goes on, another run's too: it says so, stays in rotation and keeps trying. Only an engine whose device holds one
   model (SGLang) is out from when another run's was found to be there until it serves.
@@ -17,28 +20,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from services.inference import swap_metrics as metrics
+from services.inference.announcing import Announcing
 from services.inference.candidates import FAILURES_TOLERATED, Candidates, delay_after
 from services.inference.config import InferenceSettings
 from services.inference.following import Following
-from services.inference.live import Bits, Engine, Live
-from services.inference.published import bits_of
-from services.inference.run_store import RunStore
-from services.inference.wire import BadRequest
-from shared.bus import Bus, BusUnavailable, Deliveries
+from services.inference.live import CannotServe, CannotStart, Engine, Live, Shown
+from services.inference.pins import Pins
+from services.inference.run_store import RunStore, StoreAway, from_store
+from services.inference.wire import BadRequest, Unavailable
+from shared.bus import Bus, Deliveries
 from shared.contracts.messages import (
     SHUTTING_DOWN,
     EvalFinished,
     EvalRequested,
-    PolicyApplied,
     PolicyPromoted,
     PolicyPublished,
     RunControl,
@@ -47,46 +50,37 @@ from shared.contracts.run import Ref
 from shared.contracts.topics import (
     EVALS_FINISHED,
     EVALS_REQUESTED,
-    POLICIES_APPLIED,
     POLICIES_PROMOTED,
     POLICIES_PUBLISHED,
     RUNS_CONTROL,
 )
 from shared.contracts.words import Words
-from shared.model import load_checkpoint
 from shared.model.config import UnknownModel
 from shared.objects import ObjectMissing, Objects
 from shared.settings import BadSettings
 from shared.telemetry import Health
 from shared.telemetry_spans import Span, span, span_about
-from shared.weights import WeightsError, checksum, lost, read_manifest, rebuild
+from shared.weights import WeightsError
 
-A_RUN, WEIGHTS = "a run to be started (runs.control)", "weights"
+A_RUN, WEIGHTS, OBJECTS = "a run to be started (runs.control)", "weights", "objects"
 A_PROMOTION = "a version to be promoted (policies.promoted)"
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What answers requests, and goes on while the engine of another run is started and loaded."""
-
-    live: Live
-    run: str
-    directory: Path
 
 
 class WeightsAgent:
     """`run` until cancelled. The engine is started anew for each run and checkpoint."""
 
     def __init__(self, settings: InferenceSettings, bus: Bus, objects: Objects, health: Health, engine: Engine) -> None:
-        self.settings, self.bus, self.objects, self.health = settings, bus, objects, health
+        self.settings, self.bus, self.health = settings, bus, health
         self.following = Following(run=settings.run, pinned=settings.pinned if settings.pinned >= 0 else None)
         free = settings.pinned < 0 and settings.checkpoint is None
         self._evaluates, self._promotions = free and settings.pool == "evaluation", free and settings.pool == "serving"
         self.following.promotions = self._promotions
         self.candidates = Candidates(self.following)
         self.store = RunStore(objects, settings.state / "checkpoints")
+        self.pins = Pins(self.following, self.store)
+        self.announcing = Announcing(bus, health, settings.pool)
         self._first = A_PROMOTION if self._promotions else A_RUN
         self.shown: Shown | None = None
         self._awaited = ""  # the version that should serve and is not there, as health says it
@@ -100,7 +94,6 @@ class WeightsAgent:
         self._heard: dict[str, tuple[int, dict[str, str]]] = {}  # run -> the last version's serial, its word's headers
         self._engine = engine
         self._changed = asyncio.Event()
-        self._pin_done: list[tuple[int, asyncio.Future[None]]] = []
         health.wait_on(WEIGHTS)
 
     # -- listening ---------------------------------------------------------------------------------------------------
@@ -132,6 +125,8 @@ class WeightsAgent:
                     self._heard[message.run] = (message.serial, delivery.headers)
                 case RunControl() as message if words.count(message):
                     self.following.control(message)
+                    if message.action in ("start", "resume"):
+                        self._forget(message.run)  # what kept it from being served may be mended
             delivery.done()
             self._changed.set()
 
@@ -141,19 +136,17 @@ class WeightsAgent:
         self._changed.set()
 
     async def pin(self, serial: int) -> dict[str, Any]:
-        """Serves exactly this version from now on; returns when it does. Raises BadRequest where it cannot be had."""
+        """Serves exactly this version of the run from now on; returns when it does. -1: what the settings say again. Raises
+        BadRequest where it cannot be had, Unavailable where nobody can say; then what was served before is."""
         if self.settings.checkpoint is not None:
             raise BadRequest(f"serial: found {serial}; this replica serves the checkpoint {self.settings.checkpoint}")
-        if not self.run_id or self.live is None:
-            raise BadRequest("serial: no run is served yet")
-        if serial != 0 and await asyncio.to_thread(self.store.manifest, self.run_id, serial) is None:
-            raise BadRequest(f"serial: found {serial}; run {self.run_id} has published no such version")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pin_done.append((serial, done))
-        self.following.pinned, self._announced = serial, None
+        run = self.run_id if self.live is not None else ""
+        done = await self.pins.ask(run, serial)
+        self._announced = None
         self._changed.set()
-        await done
-        return {"serial": serial, "run": self.run_id}
+        if done is not None:
+            await done
+        return {"serial": serial, "run": run}
 
     async def leave(self) -> None:
         """Says that this replica serves no more. Best effort: probes notice it too."""
@@ -166,10 +159,7 @@ class WeightsAgent:
 
     async def _follow(self) -> None:
         if self.settings.checkpoint is not None:
-            try:
-                await self._start_engine(self.settings.checkpoint)
-            except UnknownModel as error:  # nothing else is to be served here
-                raise BadSettings(f"setting checkpoint: {error}") from None
+            await self._start_with(self.settings.checkpoint)
             await self._serve(0.0)
         else:
             self.health.wait_on(self._first)
@@ -179,8 +169,23 @@ class WeightsAgent:
                 await self._take_up(run)
             if self.run_id:
                 await self._bring_up_to_date()
+                self.health.clear(OBJECTS)
             self._settle_pins()
             await self._news()
+
+    async def _start_with(self, checkpoint: Path) -> None:
+        """Nothing else is to be served here: what may come to be is waited for."""
+        for failures in itertools.count(1):
+            try:
+                return await self._start_engine(checkpoint)
+            except UnknownModel as error:
+                raise BadSettings(f"setting checkpoint: {error}") from None
+            except CannotStart as error:
+                waits = str(error)
+            self.health.wait_on(waits)
+            log.warning("waiting", waits_on=waits)
+            await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
+            self.health.clear(waits)
 
     def _next_run(self) -> str | None:
         return self.candidates.next(self.run_id, time.monotonic())
@@ -189,7 +194,7 @@ class WeightsAgent:
         """Returns when something was heard, or a run that could not be read is to be tried again."""
         for run in self.candidates.outdated(self.run_id):
             self._forget(run)
-        due = self.candidates.due()
+        due = self.candidates.due(self.run_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
                 await self._changed.wait()
@@ -215,10 +220,21 @@ class WeightsAgent:
             except UnknownModel as error:
                 await self._put_off(run, what, error)
                 return
+            except CannotServe as error:
+                if isinstance(error, CannotStart):
+                    self._lost()
+                await self._put_off(run, f"an engine for run {run}: {error}", error)
+                return
             self.health.clear(self._first)
-        for unread in list(self.candidates.unread):
-            self._forget(unread)
+        for what in self.candidates.taken_up(run):
+            self.health.clear(what)
         self.run_id, self._announced = run, None
+
+    def _lost(self) -> None:
+        """Nothing is served: what was, was ended for another run, in vain."""
+        self.run_id, self.live, self.shown, self.directory, self._source = "", None, None, None, None
+        self._await("")
+        self.health.wait_on(WEIGHTS)
 
     async def _put_off(self, run: str, what: str, error: Exception) -> None:
         """It is tried again later. Health says what is missing only where there is nothing else to serve; of what was promoted,
@@ -229,11 +245,15 @@ class WeightsAgent:
         if not self.run_id:
             self.health.wait_on(what)
         log.warning("waiting", waits_on=what, error=f"{type(error).__name__}: {error}")
-        tell = self.candidates.put_off(run, what, time.monotonic(), random.uniform(0.5, 1.0))
+        alone = isinstance(error, CannotStart)
+        tell = self.candidates.put_off(run, what, time.monotonic(), random.uniform(0.5, 1.0), alone=alone)
         asked = self.following.asked(run) if self._promotions else None
-        if tell and asked is not None:
+        said = what if isinstance(error, CannotServe) else f"{what}: {error}"
+        if tell and run == self.following.pinned_run:
+            self.pins.refuse(Unavailable(said))
+        elif tell and asked is not None:
             self._announced = None
-            await self._announce(run, asked, ok=False, reason=f"{what}: {error}")
+            await self._announce(run, asked, ok=False, reason=said)
 
     def _forget(self, run: str) -> None:
         if (unread := self.candidates.unread.pop(run, None)) is not None:
@@ -255,10 +275,7 @@ class WeightsAgent:
         if self.settings.checkpoint is not None:
             return 0, None
         if asked is not None:
-            ref = self.store.manifest(self.run_id, asked)
-            if asked == 0 and (ref is None or lost(self.objects, ref) is not None):
-                return 0, None  # what the run began with, not published yet or deleted since: the base has it
-            return None if ref is None else (asked, ref)
+            return self.store.version(self.run_id, asked)
         if self.settings.pool != "rollout":  # what serves stays, at first the base
             assert self.live is not None
             return self.live.serial, self._source
@@ -267,19 +284,22 @@ class WeightsAgent:
 
     async def _bring_up_to_date(self) -> None:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
-        failures, before = 0, self.following.asked(self.run_id)
+        before = self.following.asked(self.run_id)
+        failures, damaged, away = 0, False, 0
         while self._next_run() is None:
             started, serial, asked = time.perf_counter(), -1, self.following.asked(self.run_id)
             if self._promotions and asked is None:
                 return  # a version of another run is promoted, and not to be had (yet): what serves goes on
             if asked != before:
-                failures, before = 0, asked
+                failures, damaged, before = 0, False, asked
             try:
-                target = await asyncio.to_thread(self._target, asked)
+                target = await from_store(self._target, asked)
                 if target is None and asked is not None and self._promotions:
                     serial = asked
                     raise WeightsError(f"version {asked} of run {self.run_id} is not there")
                 if target is None:
+                    if self.pins.refuse(BadRequest(f"serial: version {asked} of run {self.run_id} is gone")):
+                        continue
                     self._await(f"version {asked}")
                     return
                 self._await("")
@@ -289,25 +309,45 @@ class WeightsAgent:
                         await self._serve(0.0)
                     return
                 with self._span("swap", serial):
-                    pause = await self._load(serial, manifest, failures > 0)
+                    pause = await self._load(serial, manifest, damaged)
+            except StoreAway as error:
+                away += 1
+                await self._store_away(away, error)
+                continue
             except (WeightsError, ObjectMissing, OSError, ValueError) as error:
-                failures += 1
+                failures, away = failures + 1, 0
+                damaged |= not isinstance(error, OSError)  # a disk of this machine: fetched anew it is no other version
                 metrics.SWAP_FAILURES.inc()
+                self.health.clear(OBJECTS)
                 log.warning("version_failed", run=self.run_id, serial=serial, failures=failures, error=str(error))
                 if failures == FAILURES_TOLERATED:
+                    refused = f"serial: version {serial} of run {self.run_id} cannot be served: {error}"
+                    if asked is not None and self.pins.refuse(BadRequest(refused)):
+                        continue
                     self._announced = None
                     if not self._stays:
                         self.health.wait_on(WEIGHTS)
                     await self._announce(self.run_id, serial, ok=False, reason=str(error))
                 await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
                 continue
+            self.health.clear(OBJECTS)
             metrics.SWAP_PREPARE.observe(time.perf_counter() - started - pause)
             metrics.SWAPS.inc()
             metrics.SWAP_PAUSE.observe(pause)
             log.info("version_applied", run=self.run_id, serial=serial, pause_s=round(pause, 6))
             with self._span("serve", serial):
                 await self._serve(pause)
-            failures = 0
+            failures, damaged, away = 0, False, 0
+
+    async def _store_away(self, times: int, error: StoreAway) -> None:
+        """Waits a while. What serves goes on; who waits for a pin is not kept waiting for the store."""
+        if times == 1:
+            log.warning("objects_unavailable", run=self.run_id, error=str(error))
+        if not self._stays:
+            self.health.wait_on(OBJECTS)
+        if times == FAILURES_TOLERATED:
+            self.pins.refuse(Unavailable(f"the object store does not answer: {error}"))
+        await asyncio.sleep(delay_after(times) * random.uniform(0.5, 1.0))
 
     @property
     def _stays(self) -> bool:
@@ -335,25 +375,12 @@ class WeightsAgent:
     async def _load(self, serial: int, ref: Ref | None, from_base: bool) -> float:
         """Fetches, rebuilds, verifies, swaps; returns the pause in seconds."""
         assert self.live is not None
-        wanted = await asyncio.to_thread(self._rebuilt, self.live, serial, ref, from_base)
+        assert self.directory is not None
+        rebuilt = (self.live, self.run_id, self.directory, serial, ref, from_base)
+        wanted = await from_store(self.store.rebuilt, *rebuilt)
         pause = 0.0 if wanted is None else await self.live.load(serial, *wanted)
         self._source = ref
         return pause
-
-    def _rebuilt(self, live: Live, serial: int, ref: Ref | None, from_base: bool) -> tuple[Bits, str] | None:
-        """A version's tensors and their checksum; None: what is live is this version already. Blocking."""
-        if ref is None:
-            assert self.directory is not None
-            bits = bits_of(load_checkpoint(self.directory))
-            return bits, checksum(bits)
-        manifest = read_manifest(self.objects, ref)
-        if manifest.serial != serial or manifest.run != self.run_id:
-            raise WeightsError(f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}")
-        if live.serial == serial and checksum(live.bits) == manifest.checksum:
-            return None
-        usable = not from_base and live.serial != serial
-        have = (live.serial, live.bits) if usable else None
-        return rebuild(self.objects, ref, have), manifest.checksum
 
     async def _serve(self, pause: float) -> None:
         """From here on requests are answered with what is live; tells everybody."""
@@ -370,31 +397,11 @@ class WeightsAgent:
             self._announced = self.live.serial
 
     async def _announce(self, run: str, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
-        message = PolicyApplied(
-            run=run,
-            replica=self.health.name,
-            url=self.health.url,
-            pool=self.settings.pool,
-            on_request=self._evaluates and self.following.pinned is None,
-            serial=serial,
-            pause_s=pause,
-            ok=ok,
-            reason=reason[:2000],
-        )
-        while True:
-            try:
-                return await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
-            except BusUnavailable as error:  # the engine serves on; the others learn it as soon as they can
-                log.warning("bus_unavailable", error=str(error))
-                await asyncio.sleep(delay_after(1))
+        on_request = self._evaluates and self.following.pinned is None
+        await self.announcing.say(run, serial, on_request=on_request, ok=ok, pause=pause, reason=reason)
 
     def _settle_pins(self) -> None:
-        """Answers those whose pin is served, or has been replaced by a later one."""
-        for serial, done in self._pin_done:
-            if done.done():
-                continue
-            if self.live is not None and self.live.serial == serial:
-                done.set_result(None)
-            elif self.following.pinned != serial:
-                done.set_exception(BadRequest(f"serial: {serial} was replaced by {self.following.pinned}"))
-        self._pin_done = [(serial, done) for serial, done in self._pin_done if not done.done()]
+        if self.run_id and self.live is not None:
+            self.pins.settle(self.run_id, self.live.serial)
+        elif self.pins.refuse(Unavailable("nothing is served; /readyz says what is waited for")):
+            self._changed.set()

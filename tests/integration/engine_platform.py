@@ -66,8 +66,8 @@ class Platform:
         self.bus = buses.connect(self.settings.bus_url, client="test")
         self.versions: dict[int, Version] = {}
 
-    async def start_run(self, run: str = RUN) -> None:
-        base = upload_directory(self.objects, f"runs/{run}/base", self.base)
+    async def start_run(self, run: str = RUN, base_of: Path | None = None) -> None:
+        base = upload_directory(self.objects, f"runs/{run}/base", base_of or self.base)
         nothing = Ref(key="nothing", size=0, checksum="0" * 32)
         config = RunConfig(run=run, base=base, pack=nothing, pack_hidden=nothing)
         ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
@@ -114,8 +114,8 @@ class Platform:
         raise AssertionError("unreachable")
 
     @contextlib.asynccontextmanager
-    async def replica(self, **changes: Any) -> AsyncIterator[Inference]:
-        inference = Inference(self.settings.model_copy(update=changes), self.bus, self.objects)
+    async def replica(self, *, objects: Any = None, **changes: Any) -> AsyncIterator[Inference]:
+        inference = Inference(self.settings.model_copy(update=changes), self.bus, objects or self.objects)
         stop = asyncio.Event()
         async with inference.health:
             running = asyncio.create_task(inference.run(stop))
@@ -124,6 +124,43 @@ class Platform:
             finally:
                 stop.set()
                 await running
+
+
+class Store:
+    """The platform's store as one replica sees it: `away` while a test says so. `fetched`: keys; `refused`: calls, while away."""
+
+    def __init__(self, objects: stores.Objects) -> None:
+        self._objects, self.away, self.refused = objects, False, 0
+        self.fetched: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._objects, name)
+
+        def ask(*arguments: Any) -> Any:
+            if self.away:
+                self.refused += 1
+                raise stores.ObjectsUnavailable("no answer")
+            if name == "get":
+                self.fetched.append(arguments[0].key)
+            return call(*arguments)
+
+        return ask
+
+    def payloads(self) -> list[str]:
+        return [key for key in self.fetched if key.endswith(".bin")]
+
+
+def another_base(folder: Path, *, context: int = 64, **changes: Any) -> Path:
+    """A checkpoint that is none of the platform's."""
+    torch.manual_seed(1)
+    save_checkpoint(Transformer(ModelConfig.from_dict({**CONFIG, **changes})), folder)
+    (folder / "etude.json").write_text(json.dumps({"format": "compact-1", "context": context}))
+    return folder
+
+
+async def waits(url: str) -> list[str]:
+    """What /readyz names."""
+    return [wait["waits_on"] for wait in (await ask(url, "/readyz"))[1]["waits"]]
 
 
 def run(test: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ It loads folders and reports the hashes of a Qwen3-MoE's fused tensors (written 
 mean nothing, pauses, and records what it was asked. What goes wrong is told by a JSON file that FAKE_SGLANG names:
 
     {"exit": "text"}        ends at once, with these last words
+    {"no_room": 96}         ends at once where the model has so many words
     {"deaf": true}          never answers /health
     {"flip": "7"}           version 7 is loaded with one bit flipped
     {"refuse": ["7"]}       versions whose update is answered with 400; what served is half overwritten then
@@ -184,6 +185,8 @@ def main() -> None:
     arguments.context_length = int(arguments.context_length)
     if words := knobs().get("exit"):
         sys.exit(words)
+    if json.loads((Path(arguments.model_path) / "config.json").read_text())["vocab_size"] == knobs().get("no_room"):
+        sys.exit("RuntimeError: not enough memory")
     print("[2026-01-01 00:00:00 TP0] The server is fired up and ready to roll!", flush=True)
     fake = Fake(arguments)
     app = web.Application()

@@ -8,6 +8,7 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,59 @@ async def objects(folder: Path) -> None:
     assert store.get(after) == b"a" * 1_000_000
 
 
+async def base(folder: Path) -> None:
+    """A run's checkpoint, on its way to a replica whose disk is full: whole or not at all."""
+    from shared.weights.checkpoint_objects import download_directory, upload_directory
+
+    with tempfile.TemporaryDirectory() as elsewhere:
+        store, checkpoint = stores.connect(f"file:{elsewhere}/objects"), Path(elsewhere) / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text("{}")
+        (checkpoint / "model.safetensors").write_bytes(b"w" * 1_000_000)
+        ref = upload_directory(store, "base", checkpoint)
+        (folder / "bases").mkdir()
+        with full(folder):
+            try:
+                download_directory(store, ref, folder / "bases" / "b")
+            except OSError as error:
+                said("space", error)
+            else:
+                raise AssertionError("a full disk took everything")
+            assert not list((folder / "bases").iterdir()), "half a checkpoint is left"
+        there = download_directory(store, ref, folder / "bases" / "b")
+        assert (there / "model.safetensors").stat().st_size == 1_000_000
+
+
+async def version(folder: Path) -> None:
+    """A version, written for SGLang to load: whole or not at all, and what is there already stays."""
+    import numpy as np
+
+    from services.inference.sglang import files
+    from shared.model.config import ModelConfig
+
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    }
+    model = ModelConfig.from_dict({"model_type": "qwen3", "vocab_size": 8192, "intermediate_size": 64, **shape})
+    tensors = {"model.embed_tokens.weight": np.ones((8192, 64), np.uint16)}
+    files.write(folder / "0", tensors, model, {}, fp8=False, draft=False)
+    with full(folder):
+        try:
+            files.write(folder / "1", tensors, model, {}, fp8=False, draft=False)
+        except OSError as error:
+            said("space", error)
+        else:
+            raise AssertionError("a full disk took everything")
+        assert sorted(path.name for path in folder.iterdir()) == ["0", "filler"], "half a version is left"
+    files.write(folder / "1", tensors, model, {}, fp8=False, draft=False)
+    one, other = ((folder / name / "model-00000.safetensors").read_bytes() for name in "01")
+    assert one == other
+
+
 def said(word: str, error: Exception) -> None:
     if word not in str(error):
         raise AssertionError(f"an error that does not speak of {word!r}: {error!r}")
@@ -119,7 +173,7 @@ def _whole(path: Path) -> None:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-STORES = {"bus": bus, "ledger": record, "objects": objects}
+STORES = {"bus": bus, "ledger": record, "objects": objects, "base": base, "version": version}
 
 
 def main(store: str, folder: Path) -> None:

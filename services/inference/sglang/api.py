@@ -18,7 +18,15 @@ from services.inference.live import Facts
 from services.inference.sglang import metrics
 from services.inference.sglang.client import Client, ServerLost, ServerRefused
 from services.inference.sglang.live import CONTROL_S, SglangLive
-from services.inference.sglang.mapping import BadAnswer, answer, failure, request_body, sent_rid, stream_part
+from services.inference.sglang.mapping import (
+    BadAnswer,
+    ComputedAgain,
+    answer,
+    failure,
+    request_body,
+    sent_rid,
+    stream_part,
+)
 from services.inference.sglang.server import Server
 from services.inference.wire import (
     AbortRequest,
@@ -66,7 +74,11 @@ class Api(Contract):
         )
 
         def read(data: bytes) -> dict[str, Any]:
-            mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag, flushes=live.flushes)
+            try:
+                mine = answer(data, rid, asked, sampling, serial=serial, routing=routing, lag=lag, flushes=live.flushes)
+            except ComputedAgain:
+                metrics.RETRACTED.inc()
+                raise
             _count(mine)
             return mine
 

@@ -90,10 +90,7 @@ def engine_name(name: str, model: ModelConfig) -> str:
 
 def engine_tensors(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bool) -> Iterator[Stored]:
     """What is written, in order, one tensor at a time. Pure."""
-    mtp = tuple(f"model.layers.{model.num_hidden_layers + i}." for i in range(model.num_mtp_layers))
-    for name in sorted(tensors):
-        if name.startswith(mtp) and not draft:
-            continue
+    for name in _written(tensors, model, draft):
         array, written = tensors[name], engine_name(name, model)
         if fp8 and is_fp8(name, array.ndim):
             q, s = to_blocks(from_bits({"": array})[""])
@@ -104,6 +101,11 @@ def engine_tensors(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bo
     if model.model_type == "qwen3_moe" and model.tie_word_embeddings:
         head = tensors["model.embed_tokens.weight"]
         yield "lm_head.weight", "BF16", list(head.shape), _bytes(head)
+
+
+def _written(tensors: Tensors, model: ModelConfig, draft: bool) -> list[str]:
+    mtp = tuple(f"model.layers.{model.num_hidden_layers + i}." for i in range(model.num_mtp_layers))
+    return sorted(name for name in tensors if draft or not name.startswith(mtp))
 
 
 def _bytes(array: np.ndarray) -> memoryview:
@@ -133,6 +135,11 @@ def write(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def least_bytes(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bool) -> int:
+    """The folder takes no less."""
+    return sum(tensors[name].nbytes for name in _written(tensors, model, draft)) // (2 if fp8 else 1)
 
 
 def _safetensors(path: Path, items: list[Stored]) -> None:

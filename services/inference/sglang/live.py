@@ -56,7 +56,7 @@ class SglangLive:
     def __init__(
         self, settings: InferenceSettings, model: ModelConfig, context: int, client: Client, root: Path
     ) -> None:
-        self.settings, self.model, self.context, self._client, self._root = settings, model, context, client, root
+        self.settings, self.model, self.context, self._client, self.root = settings, model, context, client, root
         self.server: Server | None = None
         self.lag, self.flushes = overlap_lag(settings), settings.flush_on_swap
         self.lineage = secrets.token_hex(
@@ -72,10 +72,6 @@ class SglangLive:
     def served(self) -> Served:
         assert self._served is not None, "begin first"
         return self._served
-
-    @property
-    def begun(self) -> bool:
-        return self._served is not None
 
     @property
     def serial(self) -> int:
@@ -127,7 +123,7 @@ class SglangLive:
     def _remove(self) -> None:
         with self._writing:
             self._stopped = True
-            shutil.rmtree(self._root, True)
+            shutil.rmtree(self.root, True)
 
     async def check(self) -> None:
         """After each start of the server. Raises WeightsDamaged, ServerLost, ServerRefused."""
@@ -159,9 +155,9 @@ class SglangLive:
             wanted = expected(files.served(bits, fp8=fp8), layout, digest, HASH_THREADS)
         except KeyError as error:
             raise WeightsDamaged(f"serial {serial}: tensor {error} is missing") from None
-        folder = self._root / str(serial)
+        folder = self.root / str(serial)
         if self._served is not None and folder == self._served.folder:
-            folder = self._root / f"{serial}-again"
+            folder = self.root / f"{serial}-again"
         config = files.engine_config(self.model, context=self.context, dtype=s.sglang_dtype, fp8=fp8)
         with self._writing:  # a thread goes on when its task was cancelled
             if not self._stopped:

@@ -10,10 +10,14 @@ The contract is SGLang's in most; what differs, and is settled here (SGLang `fla
 - An abort takes all requests whose id begins with the one that it names. So ids are sent in a prefix-free code.
 - A server that we did not start keeps its cache when another run, whose serials begin anew, is loaded into it. So keys are
   sent with the name of a lineage before them.
-- What a step samples while an update pauses it is booked under the new version. Spans are cut `lag` tokens later, so that
-  a token may be said to be of the version before, and never of one that did not exist when it was sampled.
+- What a step samples while an update pauses it is booked under the new version, and of an update before a request's first
+  token nothing is booked at all. Spans are cut `lag` tokens later, and the first begins with what served when the request came,
+  so that a token may be said to be of a version before, and never of one that did not exist when it was sampled.
 - `oldest_kv_version` is ours: an engine that keeps its cache over a swap, keyed by the version that a session began
   under, has read nothing older than that. One that flushes it (`flush_on_swap`) has read nothing older than what sampled.
+- A session whose cache was given up for want of room computes it again, its experts' routing with it. With the weights that
+  sampled, that is what it was but for rounding. Over a swap it is another version's than the log-probabilities are of: such an
+  answer is none where routing was asked for, and "not now" instead (`flush_on_swap` asks for just that, and gets it).
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ _META = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 class BadAnswer(RuntimeError):
     """SGLang answered with something that cannot be passed on as it is; the text says what."""
+
+
+class ComputedAgain(Unavailable):
+    """Log-probabilities are of one version, routing of another."""
 
 
 class _Reply(msgspec.Struct):
@@ -106,12 +114,11 @@ def answer(
     flushes: bool = False,
 ) -> dict[str, Any]:
     """Our answer, ready to be encoded; what is large stays as it came. `serial`: what served when it was asked. `lag`: see
-    `flags.overlap_lag`. `flushes`: no swap leaves anything in the cache. Raises BadAnswer."""
+    `flags.overlap_lag`. `flushes`: no swap leaves anything in the cache. Raises BadAnswer, ComputedAgain."""
     try:
         reply = _REPLY.decode(data)
         meta = _META.decode(reply.meta_info)
-        began = None if flushes else key_of(asked, serial)
-        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag, began)
+        return _answer(reply.output_ids, meta, rid, asked, sampling, serial, routing, lag, flushes)
     except msgspec.DecodeError as error:
         raise BadAnswer(f"/generate: {error}") from None
 
@@ -125,9 +132,17 @@ def _answer(
     serial: int,
     routing: bool,
     lag: int,
-    began: str | None,
+    flushes: bool,
 ) -> dict[str, Any]:
-    spans = _cut_later(_spans(meta, len(tokens)), lag)
+    spans = _cut_later(_spans(meta, len(tokens)), lag, serial)
+    retracted = _read(meta, "num_retractions", int, 0)
+    if asked.return_routed_experts and routing and retracted and len(spans) > 1 and not flushes:
+        versions = " and ".join(str(span.version) for span in spans)
+        raise ComputedAgain(
+            f"SGLang computed the session again over a swap (versions {versions}), and its routing is not that of the passes "
+            "that sampled; ask again"
+        )
+    began = None if flushes else key_of(asked, serial)
     newest = spans[-1].version if spans else _read(meta, "weight_version", str | int, str(serial))
     mine: dict[str, Any] = {
         "id": rid,
@@ -178,10 +193,13 @@ def _spans(meta: dict[str, msgspec.Raw], n: int) -> list[_Span]:
     return spans
 
 
-def _cut_later(spans: list[_Span], lag: int) -> list[_Span]:
-    """The same versions, each but the first beginning `lag` tokens later; one that has none left is left out."""
-    if len(spans) < 2 or not lag:
+def _cut_later(spans: list[_Span], lag: int, serial: int) -> list[_Span]:
+    """The same versions, each but the first beginning `lag` tokens later; one that has none left is left out. The first is
+    `serial`, what served when the request came: where another one is booked from the first token on, it was swapped before."""
+    if not lag or not spans:
         return spans
+    if _serial(spans[0].version) != serial:
+        spans = [_Span(serial, 0, 0), *spans]
     n = spans[-1].end
     starts = [0, *(min(n, span.start + lag) for span in spans[1:]), n]
     moved = [_Span(span.version, a, b) for span, (a, b) in zip(spans, itertools.pairwise(starts), strict=True)]
@@ -196,7 +214,7 @@ def _serial(version: str | int) -> int:
 
 
 def _oldest(began: str | None, serial: int, versions: list[int]) -> int:
-    """The version that the key of a kept session names, or the oldest that sampled."""
+    """The version that the key of a kept session names (None: none is kept), or the oldest that sampled."""
     named = (began or "").removeprefix("@")
     return min([*versions, int(named)] if named.isdecimal() else versions, default=serial)
 

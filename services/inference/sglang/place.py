@@ -40,6 +40,11 @@ class Place:
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def room(self) -> int:
+        """Bytes that the folder can hold, what is in it now taken away."""
+        held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return shutil.disk_usage(self.folder.parent).free + held
+
     def leave(self) -> None:
         """The folder goes, and another process may have its name."""
         self.clear()

@@ -3,7 +3,8 @@
 Invariants:
 - `up` is set only while the server answers and `check` has passed since it was started.
 - A server that ends or falls silent is started again after a delay that doubles from 1 s to 60 s and returns to 1 s after
-  ten minutes of health; it is never given up. Health says at any time what is waited for, and why.
+  ten minutes of health; it is never given up. Health says at any time what is waited for, and why. `failing` is set once it has
+  not come up several times in a row: who waits for it may then leave.
 - Whoever stops this stops the child: SIGTERM, then SIGKILL.
 """
 
@@ -29,6 +30,7 @@ FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 1.0, 60.0, 600.0
 PROBE_EVERY_S, PROBE_S = 5.0, 30.0  # SGLang itself takes up to 20 s to find that it is not healthy
 SILENT_S = 180.0  # a server that says nothing for so long is ended; its own watchdog ends it after 300 s of one step
 ASK_EVERY_S = 1.0  # while it starts
+STARTS_TOLERATED = 3  # in a row, that fail
 GRACE_S = 30.0  # SGLang looks every five seconds whether it has drained
 
 log = structlog.get_logger()
@@ -66,10 +68,12 @@ class Server:
     ) -> None:
         self.client, self._health, self._start, self._check = client, health, start, check
         self.start_s = start_s
-        self.up = asyncio.Event()
+        self.up, self.failing = asyncio.Event(), asyncio.Event()
+        self.why = ""  # it ended, or did not start, the last time
         self.paused = False  # no forward pass would go through
         self.starts = 0
         self.scraped: Callable[[str], None] = lambda text: None  # called with the server's metrics
+        self._failed = 0  # starts since it was up
         self._given_up: asyncio.Future[str] | None = None
         self._backoff = Backoff(FIRST_DELAY_S)
         self._waits = ""
@@ -77,32 +81,44 @@ class Server:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            child, began, why = None, time.monotonic(), ""
-            try:
-                self.starts += 1
-                self._say("SGLang: loading weights")
-                child = await self._start() if self._start is not None else None
-                await self._come_up(child)
-                self._answers()
-                log.info("sglang_up", seconds=round(time.monotonic() - began, 1), starts=self.starts)
-                why = await self._watch(child)
-            except (NotStarted, ServerLost, ServerRefused, OSError, ValueError) as error:
-                why = str(error)
-            except Exception as error:  # a defect here must not leave the replica without its server
-                log.exception("sglang_keeper_failed")
-                why = f"{type(error).__name__}: {error}"
-            finally:
-                self.up.clear()
-                self.paused = False
-                metrics.UP.set(0)
-                if child is not None:
-                    await asyncio.shield(child.end(GRACE_S))
-            delay = self._backoff.after(time.monotonic() - began)
-            metrics.RESTARTS.inc()
-            log.warning("sglang_down", reason=why, again_in_s=delay)
-            self._say(f"SGLang: {why}")
-            await asyncio.sleep(delay * random.uniform(0.75, 1.0))
+        try:
+            while True:
+                began = time.monotonic()
+                self.why = await self._once()
+                if self._failed >= STARTS_TOLERATED:
+                    self.failing.set()
+                delay = self._backoff.after(time.monotonic() - began)
+                metrics.RESTARTS.inc()
+                log.warning("sglang_down", reason=self.why, again_in_s=delay)
+                self._say(f"SGLang: {self.why}")
+                await asyncio.sleep(delay * random.uniform(0.75, 1.0))
+        finally:
+            self._say("")
+
+    async def _once(self) -> str:
+        """From a start to an end; returns why it ended, or did not come up."""
+        child, began = None, time.monotonic()
+        try:
+            self.starts += 1
+            self._failed += 1
+            self._say("SGLang: loading weights")
+            child = await self._start() if self._start is not None else None
+            await self._come_up(child)
+            self._failed = 0
+            self._answers()
+            log.info("sglang_up", seconds=round(time.monotonic() - began, 1), starts=self.starts)
+            return await self._watch(child)
+        except (NotStarted, ServerLost, ServerRefused, OSError, ValueError) as error:
+            return str(error)
+        except Exception as error:  # a defect here must not leave the replica without its server
+            log.exception("sglang_keeper_failed")
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self.up.clear()
+            self.paused = False
+            metrics.UP.set(0)
+            if child is not None:
+                await asyncio.shield(child.end(GRACE_S))
 
     async def _come_up(self, child: Child | None) -> None:
         """Raises NotStarted: it ended, or took longer than `start_s`. One that we are attached to may stand still since a

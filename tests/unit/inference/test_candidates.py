@@ -41,7 +41,7 @@ def test_a_failure_or_two_start_no_other_engine_and_the_third_does():
 def test_a_run_that_was_put_off_is_tried_again_when_its_time_has_come_also_beside_another():
     found = candidates("a", "b")
     fail(found, "b", FAILURES_TOLERATED, now=100.0)
-    due = found.due()
+    due = found.due("a")
     assert due == 100.0 + delay_after(FAILURES_TOLERATED)
     assert found.next("a", due - 0.01) is None
     assert found.next("a", due) == "b"
@@ -59,9 +59,24 @@ def test_delays_double_up_to_a_limit_however_often_it_fails():
 @pytest.mark.parametrize(("served", "outdated"), [("a", []), ("b", ["b"])])
 def test_what_nobody_prefers_any_more_is_outdated(served, outdated):
     found = candidates("a", "b")
-    assert found.due() is None
+    assert found.due(served) is None
     fail(found, "b", 1)
     assert found.outdated(served) == outdated
+
+
+def test_a_run_that_an_engine_was_ended_for_in_vain_is_tried_again_only_where_nothing_else_is_served():
+    found = candidates("a", "b")
+    assert found.put_off("b", "an engine for run b", 0.0, 1.0, alone=True)  # told at once, and at once another comes up
+    assert found.next("", 0.0) == "a"
+    assert found.taken_up("a") == ["an engine for run b"]
+    assert (found.next("a", 1e9), found.due("a"), found.outdated("a")) == (None, None, [])
+    due = found.due("")
+    assert due == delay_after(FAILURES_TOLERATED)
+    assert found.next("", due) == "b"
+    fail(found, "b", 1)  # another time it could not be read
+    assert found.next("a", 1e9) is None
+    found.taken_up("b")
+    assert found.unread == {}
 
 
 def test_no_promotion_is_followed_before_all_were_heard():

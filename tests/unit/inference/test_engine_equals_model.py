@@ -226,7 +226,16 @@ def test_a_swap_in_mid_generation_keeps_the_cache_and_every_token_knows_its_vers
     assert result.oldest_kv_version == 0
     assert result.weight_version == 7
     check(old, asked, result, upto=10)
-    np.testing.assert_allclose(result.logprobs_C[10:], mixed_logprobs(old, new, asked.tokens, result, 10), atol=1e-5)
+    logprobs, routing = mixed(old, new, asked.tokens, result, 10)
+    np.testing.assert_allclose(result.logprobs_C[10:], logprobs, atol=1e-5)
+    assert result.routing is not None
+    np.testing.assert_array_equal(np.sort(result.routing, -1), routing)
+    assert not np.array_equal(routing, chosen(new, asked.tokens, result))  # the first rows are the old weights'
+    again = Asked(engine, np.concatenate([asked.tokens, result.tokens_C, [1, 2, 3]]), 4)
+    next_turn = again.result()
+    assert (next_turn.cached_tokens, next_turn.oldest_kv_version) == (20 + 30 - 1, 0)
+    assert next_turn.routing is not None
+    np.testing.assert_array_equal(next_turn.routing[: len(result.routing)], result.routing)  # rows are written once
     fresh = Asked(engine, np.arange(20), 5, extra_key="7")
     later = fresh.result()
     check(new, fresh, later)
@@ -234,9 +243,18 @@ def test_a_swap_in_mid_generation_keeps_the_cache_and_every_token_knows_its_vers
     assert later.oldest_kv_version == 7
 
 
-def mixed_logprobs(old: Transformer, new: Transformer, prompt: np.ndarray, result: Result, cut: int) -> np.ndarray:
-    """What a model change without recomputing the cache must give: keys and values of the first tokens by the old
-    weights, the rest by the new ones."""
+def chosen(model: Transformer, prompt: np.ndarray, result: Result) -> np.ndarray:
+    """The experts of one plain forward, of every row that an answer has."""
+    whole = torch.from_numpy(np.concatenate([prompt, result.tokens_C])).long()
+    out = model(whole, torch.arange(len(whole)), causal_rows(1, len(whole)))
+    return out.experts_NLK[:-1].sort(-1).values.numpy()
+
+
+def mixed(
+    old: Transformer, new: Transformer, prompt: np.ndarray, result: Result, cut: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a model change without recomputing the cache must give: keys, values and experts of the first tokens by the old
+    weights, the rest by the new ones. Log-probabilities from token `cut` on, and the experts of every row."""
     whole = torch.from_numpy(np.concatenate([prompt, result.tokens_C])).long()
     P = len(prompt)
     # Feeding sampled token cut-1 is the first step of the new model: positions before it were computed by the old one.
@@ -254,11 +272,12 @@ def mixed_logprobs(old: Transformer, new: Transformer, prompt: np.ndarray, resul
         scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[:, None] + m - n, -torch.inf)
         return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), values)
 
-    old(whole[:boundary], torch.arange(boundary), attend)
+    before = old(whole[:boundary], torch.arange(boundary), attend)
     out = new(whole[boundary:], torch.arange(boundary, len(whole)), attend)
     logprobs = new.logits(out.hidden_ND).log_softmax(-1).numpy()
     n = len(result.tokens_C) - cut
-    return logprobs[np.arange(n), result.tokens_C[cut:]]
+    experts = torch.cat([before.experts_NLK, out.experts_NLK[:-1]]).sort(-1).values.numpy()
+    return logprobs[np.arange(n), result.tokens_C[cut:]], experts
 
 
 def test_stop_tokens_end_a_generation_and_are_part_of_it(engine_of):

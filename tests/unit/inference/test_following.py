@@ -116,3 +116,17 @@ def test_where_promotions_are_followed_the_last_one_holds_whatever_is_started_or
     for run in ("b", "a"):
         only.promotion(PolicyPromoted(run=run, serial=1))
     assert only.runs() == ["b"]
+
+
+@pytest.mark.parametrize("promotions", [False, True])
+def test_a_version_of_a_run_that_was_pinned_is_served_whatever_is_started_or_promoted(promotions):
+    following = Following(promotions=promotions, past_heard=True)
+    for run in ("a", "b"):
+        following.control(start(run))
+    following.promotion(PolicyPromoted(run="b", serial=5))
+    following.pinned, following.pinned_run = 3, "a"
+    assert following.runs() == ["a"]
+    assert (following.asked("a"), following.asked("b")) == (3, None)
+    following.pinned, following.pinned_run = None, ""
+    assert following.runs()[0] == "b"
+    assert following.asked("b") == (5 if promotions else None)

@@ -25,7 +25,7 @@ from tests.unit.inference.test_engine_equals_model import (
     build,
     check,
     engine_of,
-    mixed_logprobs,
+    mixed,
 )
 
 __all__ = ["engine_of"]
@@ -222,8 +222,9 @@ def test_a_swap_in_mid_generation_with_drafts_in_hand(engine_of):
     assert 10 <= cut <= 12  # the step that was under way
     check(old, asked, result, upto=cut)
     exact = [copy.deepcopy(model).double() for model in (old, new)]
-    expected = mixed_logprobs(*exact, asked.tokens, result, cut)
+    expected, routing = mixed(*exact, asked.tokens, result, cut)
     np.testing.assert_allclose(result.logprobs_C[cut:], expected, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(np.sort(result.routing, -1), routing)
     assert result.judged > 0
 
 

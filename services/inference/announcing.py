@@ -1,0 +1,45 @@
+"""What a replica tells everybody of itself (policies.applied)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from services.inference.candidates import delay_after
+from shared.bus import Bus, BusUnavailable
+from shared.contracts.messages import PolicyApplied
+from shared.contracts.topics import POLICIES_APPLIED
+from shared.telemetry import Health
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Announcing:
+    """`health`: of this replica, with its name and address."""
+
+    bus: Bus
+    health: Health
+    pool: str
+
+    async def say(self, run: str, serial: int, *, on_request: bool, ok: bool, pause: float, reason: str) -> None:
+        """Returns when it was said, however long the bus is away: the engine serves on meanwhile."""
+        message = PolicyApplied(
+            run=run,
+            replica=self.health.name,
+            url=self.health.url,
+            pool=self.pool,
+            on_request=on_request,
+            serial=serial,
+            pause_s=pause,
+            ok=ok,
+            reason=reason[:2000],
+        )
+        while True:
+            try:
+                return await self.bus.publish(POLICIES_APPLIED, self.health.name, message)
+            except BusUnavailable as error:
+                log.warning("bus_unavailable", error=str(error))
+                await asyncio.sleep(delay_after(1))
