@@ -42,6 +42,8 @@ from shared.model import ModelConfig, Transformer, save_checkpoint
 
 BATCHES = (1, 8, 32, 64)
 PROMPT, NEW = 32, 96
+# Many, for a pair's ratio varies by a fifth and a hundredth is to be told: as many as take one to three minutes.
+GATED_PAIRS = {1: 1600, 8: 800, 32: 400, 64: 200}
 OURS, PEERS = "ours", ("llama_cpp", "vllm_cpu")
 HF = ("hf_dynamic", "hf_static")
 
@@ -202,8 +204,7 @@ def speculation(bench: Bench) -> None:
             wanted = "; wanted: at least 1.5" if batch == 1 else ""
             what = f"one MTP draft per step / none, base policy, batch {batch}"
             bench.add(record(f"decode.mtp.b{batch}", what, always, "x", note + wanted))
-            # Many: a pair's ratio varies by a fifth, and a few hundredths are to be told.
-            gated = in_pairs(lambda: rate("gated"), lambda: rate("none"), bench.pick(200, 8))
+            gated = in_pairs(lambda: rate("gated"), lambda: rate("none"), bench.pick(GATED_PAIRS[batch], 8))
             low = lower_end(gated)
             lowest.append(low)
             what = f"gated / none, base policy, batch {batch}"
