@@ -280,7 +280,8 @@ def demo(
     if problems and pack:
         raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
     _require_linux()
-    _require_free(state)
+    if control == "none":
+        _require_free(state)
     _require_machine(state)
     _require_servers(state)
     from etude.demo import DemoOptions, run

@@ -296,8 +296,8 @@ def require_free(state: Path) -> None:
     """Raises AlreadyRunning, which names the process and the way out."""
     if (pid := holder(state)) is not None:
         raise AlreadyRunning(
-            f"{state}: already in use by the supervisor with process id {pid}; end it with `etude down`, or give another folder "
-            "with --state"
+            f"{state}: already in use by the supervisor with process id {pid}; end it with `etude down --state {state}`, or give "
+            "another folder with --state"
         )
 
 

@@ -24,6 +24,7 @@ from etude import room  # noqa: E402  (standard library only, too)
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+OLD = ROOT / ".venv.old"
 STAMP = VENV / ".etude-stamp"
 EXTRAS = "all,test"
 SUPPORTED = ((3, 11), (3, 12))
@@ -51,7 +52,7 @@ def at_home() -> bool:
     """Whether the environment lies where it was made: its commands name that place, behind `#!` or, where it is long or has
     spaces, in quotes."""
     command = VENV / "bin" / "etude"
-    if not command.exists():
+    if VENV.is_symlink() or not command.exists():
         return True
     begins = command.read_bytes()[:8192]
     return any(f"{mark}{VENV}/bin/python".encode() in begins for mark in ("#!", '"', "'"))
@@ -182,10 +183,8 @@ def main() -> None:
     check_machine()
     if STAMP.exists() and STAMP.read_text() == fingerprint() and at_home():
         return
-    if VENV.exists() and not at_home():
-        say(f"{VENV} was made in another folder; making it anew")
-        shutil.rmtree(VENV)
-    fresh = not PYTHON.exists()
+    moved = not at_home()
+    fresh = moved or not PYTHON.exists()
     require(lacks_room(fresh))
     system_packages()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -193,7 +192,11 @@ def main() -> None:
         os.environ["UV_CACHE_DIR"] = str(ROOT / ".cache" / "uv")
     if fresh:
         require(lacks_namespaces())
+    if moved:
+        say(f"{VENV} was made in another folder; making it anew")
+        VENV.rename(OLD)
     install()
+    shutil.rmtree(OLD, ignore_errors=True)
     STAMP.write_text(fingerprint())
     say("done")
 

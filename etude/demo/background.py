@@ -20,6 +20,7 @@ from typing import TypeVar
 from etude.supervisor import end_with, leave_by
 
 T = TypeVar("T")
+GRACE_S = 10.0
 INTERRUPTED = 130  # the exit code of a command that says so itself
 
 
@@ -33,13 +34,21 @@ class _Work:
         with self._guard:
             self._child = child
             if child and self.unwanted:
-                child.terminate()
+                _end(child)
 
     def stop(self) -> None:
         with self._guard:
             self.unwanted = True
             if self._child:
-                self._child.terminate()
+                _end(self._child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, so that it leaves nothing behind, not even a terminal without a cursor; by force where it does not hear."""
+    child.send_signal(signal.SIGINT)
+    later = threading.Timer(GRACE_S, child.terminate)
+    later.daemon = True
+    later.start()
 
 
 _here: contextvars.ContextVar[_Work | None] = contextvars.ContextVar("work", default=None)
@@ -72,14 +81,20 @@ def require_wanted() -> None:
 
 
 def call(module: str, *arguments: str) -> int:
-    """Runs it, and returns its exit code. It ends with this process, however that ends. Raises KeyboardInterrupt where that ended
-    it: Ctrl-C goes to both, and it may be the first to end."""
+    """Runs it, and returns its exit code. It ends with this process, however that ends, and hears of Ctrl-C from us alone: two
+    signals would cut its clearing up. Raises KeyboardInterrupt where that ended it."""
     require_wanted()
     work = _here.get() or _Work()
-    with subprocess.Popen([sys.executable, "-m", module, *arguments], preexec_fn=end_with(os.getpid())) as child:
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, preexec_fn=end_with(os.getpid()), process_group=0) as child:
         work.waits_for(child)
-        code = child.wait()
-        work.waits_for(None)
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            _end(child)
+            raise
+        finally:
+            work.waits_for(None)
     require_wanted()
     if code in (-signal.SIGINT, INTERRUPTED):
         raise KeyboardInterrupt

@@ -37,6 +37,7 @@ LISTENED = (
 
 LOST_AT_MOST = 0.05  # of an evaluation's attempts, on the way
 HEARD_WITHIN_S = 60.0
+PAUSED_WITHIN_S = 5.0
 
 
 class Stalled(RuntimeError):
@@ -128,6 +129,19 @@ class Conductor:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
         words = [RunControl(run=self.run, action=a, config=config, by="etude demo") for a in actions]  # type: ignore[arg-type]
         await self.bus.publish_many([(t.RUNS_CONTROL, self.run, word) for word in words])
+
+    async def paused(self) -> None:
+        """Asks for a pause, and returns when the scheduler has it, or after a while: services that are stopped meanwhile would
+        find it only when they are started again, and the time in between would count as practice."""
+        said = self.progress.obeyed
+        await self.control("pause")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSED_WITHIN_S):
+                while self.progress.state != "finished" and not (
+                    self.progress.obeyed > said and self.progress.state == "pause"
+                ):
+                    self._news.clear()
+                    await self._news.wait()
 
     async def served(self, serial: int) -> None:
         """Until a replica serves this version or a newer one."""

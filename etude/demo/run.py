@@ -7,6 +7,7 @@ what the user gave is checked and what takes minutes is made, and what a set-up 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import time
@@ -58,7 +59,8 @@ def run(options: DemoOptions) -> int:
         say_error(console, error)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(demo.stopped(), highlight=False, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the terminal may be what ended it
+            console.print(demo.stopped(), highlight=False, markup=False, soft_wrap=True)
         return 130
 
 
@@ -231,11 +233,11 @@ class Demo:
                     await conductor.finished()
                 say(self.console, "practice", practice.end())
             except asyncio.CancelledError:
-                await conductor.control("pause")  # the clock of practice stops while the demo is interrupted
+                await conductor.paused()  # the clock of practice stops while the demo is interrupted
                 raise
-            self._remember(phase="after")
+            self._remember(phase="after", serial=conductor.progress.newest_serial)
         if self.memory["phase"] == "after":
-            serial = conductor.progress.newest_serial
+            serial = self.memory.get("serial", conductor.progress.newest_serial)
             await conductor.served(serial)
             after = await self._evaluate(conductor, supervisor, config, "after", serial)
             self._remember(phase="report", after=after, serial=serial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +109,17 @@ def say_error(console: Console, error: BaseException) -> None:
     console.print(visible(text), style="red", highlight=False, markup=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _started(bar: Bar) -> Iterator[None]:
+    """That the terminal is gone is no reason to end otherwise than was asked for."""
+    bar.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            bar.stop()
+
+
 def _moves(console: Console) -> bool:
     """Whether a bar can move there."""
     return console.is_terminal and not console.is_dumb_terminal
@@ -122,7 +133,8 @@ async def watching(console: Console, title: str, total: float, view: View) -> As
         TextColumn("{task.fields[line]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console, disable=not _moves(console)) as bar:
+    bar = Bar(*columns, console=console, disable=not _moves(console))
+    with _started(bar):
         task = bar.add_task(title, total=total, line="")
 
         async def paint() -> None:

@@ -99,24 +99,34 @@ class Batch:
         """Gives rows to requests in their order. One whose prompt is being computed by another waits for it, and lets those
         behind it pass."""
         passed: list[Request] = []
+        try:
+            self._admit(passed)
+        finally:  # where there was no memory for a row, too: none is forgotten
+            self.waiting.extendleft(reversed(passed))
+
+    def prompts(self) -> frozenset[bytes]:
+        """Of all that have a row; equal prompts are one."""
+        return frozenset(request.tokens_P.tobytes() for request in self._records)
+
+    def _admit(self, passed: list[Request]) -> None:
+        """Leaves those that go on waiting in `passed`."""
         while self.waiting:
             request = self.waiting.popleft()
+            passed.append(request)
             # While it waits another version may come: what it may use is settled with its row.
             request.key = f"@{self.serial}" if request.extra_key is None else request.extra_key
             if self._worth_waiting(request):
-                passed.append(request)
                 continue
             taken = self.cache.take(request.tokens_P, request.key)
             if taken is None:
-                passed.append(request)
                 break
+            passed.pop()
             request.row, request.computed = taken
             request.cached_tokens = request.computed
             self._records[request] = Record()
             self._prefilling.append(request)
             metrics.PROMPT_TOKENS.inc(request.prompt_tokens)
             metrics.CACHED_TOKENS.inc(request.computed)
-        self.waiting.extendleft(reversed(passed))
 
     def _worth_waiting(self, request: Request) -> bool:
         peers = [r for r in self._prefilling if r.key == request.key]
@@ -335,10 +345,13 @@ class Batch:
 
     def _sound(self, result: Result, row: int, seen: int) -> bool:
         """Whether a row's keys and values are numbers: of weights that have none left they are not, and every token that saw them
-        tells by its log-probability. What was cut off may have computed more than it sampled."""
-        if result.finish.type == "abort":
-            return self.cache.finite(row, seen + self.prefill_tokens)
-        return bool(np.isfinite(result.logprobs_C).all())
+        tells by its log-probability. What was cut off may have computed more than it sampled, and only that is looked at."""
+        if not np.isfinite(result.logprobs_C).all():
+            return False
+        if result.finish.type != "abort":
+            return True
+        told = result.prompt_tokens + len(result.logprobs_C) - 1 if len(result.logprobs_C) else result.cached_tokens
+        return self.cache.finite(row, told, seen + self.prefill_tokens)
 
     def abort(self, request: Request, message: str) -> None:
         if request in self.waiting:

@@ -121,9 +121,9 @@ class SlotCache:
         self.keys[:, row].zero_()
         self.values[:, row].zero_()
 
-    def finite(self, row: int, upto: int) -> bool:
-        """Whether the row's keys and values are numbers, at positions below `upto`."""
-        return all(bool(torch.isfinite(kv[:, row, :, :upto]).all()) for kv in (self.keys, self.values))
+    def finite(self, row: int, start: int, end: int) -> bool:
+        """Whether the row's keys and values are numbers, at positions [start, end)."""
+        return all(bool(torch.isfinite(kv[:, row, :, start:end]).all()) for kv in (self.keys, self.values))
 
     @property
     def active_positions(self) -> int:

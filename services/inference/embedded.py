@@ -19,6 +19,7 @@ from services.inference.room import cache_bytes, free_bytes
 from services.inference.weights import LiveWeights
 from shared.model import ModelConfig, load_checkpoint
 from shared.model.fp8 import round_inputs, round_weights
+from shared.settings import Told
 from shared.telemetry import Health
 
 GIB = 2**30
@@ -66,6 +67,11 @@ class Embedded:
             return self._built(directory, positions, device, failed)
         except (MemoryError, RuntimeError) as error:  # torch's word for no memory, too
             log.warning("engine_not_built", directory=str(directory), exc_info=True)
+            if device != "cpu" and self.server.engine is not None:
+                # Beside the engine that serves there is no room; a new process has it, and begins with the run started last.
+                raise Told(
+                    f"{directory}: on {device}, beside the engine that serves: {error}; this process ends"
+                ) from None
             raise CannotServe(f"{directory}: on {device}: {error}") from None
 
     def _require_room(self, config: ModelConfig, positions: int, device: str) -> None:

@@ -202,7 +202,7 @@ class Engine:
             self._failed(self._over)
 
     def _loop(self) -> None:
-        failed = 0
+        failed, suspects = 0, frozenset[bytes]()
         while not self._stopped:
             self._drain(block=self.paused or not (self.waiting or self.running))
             if self.paused or self._stopped:
@@ -214,11 +214,14 @@ class Engine:
                     failed = 0
             except Exception as error:
                 # A defect or no memory: nobody is left waiting, and the next request finds us.
-                failed += 1
+                prompts = self.batch.prompts()
+                failed, suspects = failed + 1, suspects & prompts if failed else prompts
                 reason = f"{type(error).__name__}: {error}"
                 log.exception("step_failed", in_a_row=failed)
                 self.batch.abort_all(f"the engine failed: {reason}")
-                if failed == MOST_FAILED:
+                if (
+                    failed >= MOST_FAILED and not suspects
+                ):  # else one request, asked again and again, may be what breaks them
                     self._end(f"{failed} steps failed one after the other, the last by {reason}")
                     self._drain(block=False)  # what came in before
         self.batch.abort_all(self._over)  # what came in while it stopped

@@ -54,9 +54,11 @@ class Updates:
             agent.following.nobody = True
             try:
                 pause = await live.load(serial, bits, digest)
-            except WeightsError as error:
-                agent.following.nobody = live.serial > 0
+            except (WeightsError, OSError) as error:
                 raise Unavailable(f"model_path: {error}; version {live.serial} goes on") from None
+            finally:
+                agent.following.nobody = live.serial > 0
+                agent.look()  # a run may have begun meanwhile
             assert agent.shown is not None
             agent.shown = dataclasses.replace(agent.shown, directory=folder)
         metrics.SERIAL.labels(agent.settings.pool).set(serial)

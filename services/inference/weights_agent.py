@@ -148,6 +148,10 @@ class WeightsAgent:
             await done
         return {"serial": serial, "run": run}
 
+    def look(self) -> None:
+        """What should be served is asked anew."""
+        self._changed.set()
+
     async def leave(self) -> None:
         """Says that this replica serves no more. Best effort: probes notice it too."""
         if self.shown is not None and self.shown.run:
@@ -322,7 +326,8 @@ class WeightsAgent:
                 log.warning("version_failed", run=self.run_id, serial=serial, failures=failures, error=str(error))
                 if failures == FAILURES_TOLERATED:
                     refused = f"serial: version {serial} of run {self.run_id} cannot be served: {error}"
-                    if asked is not None and self.pins.refuse(BadRequest(refused)):
+                    waited = asked is not None and self.pins.refuse(BadRequest(refused))
+                    if waited and self.following.asked(self.run_id) != asked:
                         continue
                     self._announced = None
                     if not self._stays:
@@ -345,7 +350,7 @@ class WeightsAgent:
             log.warning("objects_unavailable", run=self.run_id, error=str(error))
         if not self._stays:
             self.health.wait_on(OBJECTS)
-        if times == FAILURES_TOLERATED:
+        if times >= FAILURES_TOLERATED:
             self.pins.refuse(Unavailable(f"the object store does not answer: {error}"))
         await asyncio.sleep(delay_after(times) * random.uniform(0.5, 1.0))
 

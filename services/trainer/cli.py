@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -41,19 +42,19 @@ def verify(
     """Every engine's live weights against the manifest of the version that it says it serves; the newest version rebuilt
     from its chain; and bf16 of the masters in the trainer's newest checkpoint against their manifest.
 
-    Prints one JSON object a line. Exit code 0: all equal; 1: something differs, or an engine could not be asked; 2: nothing to
-    compare.
+    Prints one JSON object a line. Exit code 0: all equal; 1: something differs, or an engine does not answer; 2: nothing to
+    compare. An engine that serves nothing that was published has nothing to be compared with ("equal": null).
     """
     settings = _settings(state)
     objects = stores.connect(settings.objects_url)
     run = run or _newest_run(objects)
-    engines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
-    stored = [_verify_chain(objects, run), _verify_masters(objects, run, settings.state / "trainer")]
-    for line in (*engines, *stored):
+    lines = [_verify_engine(objects, url) for url in (engine or _engines(settings))]
+    lines += [_verify_chain(objects, run), _verify_masters(objects, run, settings.state / "trainer")]
+    for line in lines:
         print(json.dumps(line))
-    # Masters and chain may not be there yet; an engine that is to be verified and cannot be is not verified.
-    compared = [*engines, *(line for line in stored if line["equal"] is not None)]
-    raise typer.Exit(2 if not compared else 0 if all(line["equal"] for line in compared) else 1)
+    compared = [line for line in lines if line["equal"] is not None]
+    unasked = [line for line in lines if line.get("answers") is False]
+    raise typer.Exit(2 if not compared else 0 if all(line["equal"] for line in compared) and not unasked else 1)
 
 
 def _settings(state: Path) -> ServiceSettings:
@@ -75,7 +76,13 @@ def _config(objects: Objects, run: str) -> RunConfig:
 
 
 def _engines(settings: ServiceSettings) -> list[str]:
-    return [found.url for found in neighbours.find(settings) if found.service == "inference"]
+    """Those that run: of one that was killed on this machine the file may still be there."""
+    found = [one for one in neighbours.find(settings) if one.service == "inference"]
+    return [one.url for one in found if not one.pid or Path(f"/proc/{one.pid}").exists() or not _here(one.url)]
+
+
+def _here(url: str) -> bool:
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost")
 
 
 def _manifest(objects: Objects, run: str, serial: int) -> tuple[Ref, weights.Manifest]:
@@ -87,10 +94,11 @@ def _verify_engine(objects: Objects, url: str) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{url.rstrip('/')}/weights_checker", b'{"action": "checksum"}', {"Content-Type": "application/json"}
     )
-    line: dict[str, Any] = {"what": "engine", "url": url, "equal": None}
+    line: dict[str, Any] = {"what": "engine", "url": url, "equal": None, "answers": False}
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             live = json.load(response)
+        line["answers"] = True
         manifest = _manifest(objects, live["run"], live["serial"])[1]
     except (OSError, ValueError, ObjectMissing) as error:
         return line | {"reason": str(error)}

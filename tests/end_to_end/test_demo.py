@@ -44,13 +44,16 @@ def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_p
     with (tmp_path / "demo.log").open("w") as log:
         demo = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         killed = False
-        while demo.poll() is None:
-            time.sleep(0.2)
-            if not killed and _steps(tmp_path / ".etude") >= 2:
-                services = json.loads((tmp_path / ".etude" / "supervisor.json").read_text())["services"]
-                os.kill(services[victim]["pid"], signal.SIGKILL)
-                killed = True
-                verified = _etude("weights", "verify", cwd=tmp_path)
+        try:
+            while demo.poll() is None:
+                time.sleep(0.2)
+                if not killed and _steps(tmp_path / ".etude") >= 2:
+                    services = json.loads((tmp_path / ".etude" / "supervisor.json").read_text())["services"]
+                    os.kill(services[victim]["pid"], signal.SIGKILL)
+                    killed = True
+                    verified = _etude("weights", "verify", cwd=tmp_path)
+        finally:
+            demo.terminate()  # nothing where it has ended
     text = (tmp_path / "demo.log").read_text()
     assert demo.returncode == 0, text[-3000:]
     assert killed, text[-3000:]

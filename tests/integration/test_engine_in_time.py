@@ -103,8 +103,8 @@ def test_a_replica_whose_every_step_fails_leaves_the_rotation_and_ends_with_the_
                 raise RuntimeError("the device is lost")
 
             monkeypatch.setattr(engine.batch, "step", lost)
-            for _ in range(MOST_FAILED):
-                status, answer = await ask(url, "/generate", body_of([1, 2, 3], 4))
+            for i in range(MOST_FAILED):
+                status, answer = await ask(url, "/generate", body_of([1, 2, 3 + i], 4))
                 assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
             with pytest.raises(Told, match=f"engine: {MOST_FAILED} steps failed .* the device is lost"):
                 await running

@@ -217,7 +217,14 @@ def test_a_signal_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(
     number: signal.Signals, send: Callable[[int, int], None], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "etude.cli", "demo", "--state", "here", "--base-port", "0"]
-    demo = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    demo = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whoever runs the tests may ignore it (nohup)
+    )
     try:
         deadline = time.monotonic() + 120
         while not _children(demo.pid) and demo.poll() is None and time.monotonic() < deadline:
@@ -245,4 +252,11 @@ def _children(process: int) -> list[str]:
             found += path.read_text().split()
         except OSError:  # a thread that has just ended
             continue
-    return [child for child in found if b"services.curator" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in found if b"services.curator" in _command(child)]
+
+
+def _command(process: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""

@@ -7,11 +7,13 @@ import io
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from etude import status
+from etude.demo import conduct
 from etude.demo.conduct import Conductor, NoVerdict, Patience, Stalled, TurnedDown, explained, waits
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import configure
@@ -34,7 +36,7 @@ NOW = 1000.0
 REF = Ref(key="x", size=1, checksum="0" * 32)
 
 
-def word(action: str, **said: str) -> m.RunControl:
+def word(action: str, **said: Any) -> m.RunControl:
     return m.RunControl(run="r", action=action, **said)  # type: ignore[arg-type]
 
 
@@ -118,6 +120,29 @@ def test_a_run_that_is_sent_back_while_it_is_paused_is_still_paused() -> None:
     assert seen((NOW, word("pause", by="alice")), (NOW + 1, word("rollback", by="alice"))).paused
     assert not seen((NOW, word("pause")), (NOW + 1, word("resume"))).paused
     assert not seen((NOW, word("pause")), (NOW + 1, word("stop"))).paused
+
+
+def test_a_demo_that_is_stopped_leaves_only_when_the_scheduler_has_paused_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conduct, "PAUSED_WITHIN_S", 600.0)  # so that nothing but the answer ends it
+
+    async def scenario() -> None:
+        settings = ServiceSettings(state=tmp_path)
+        bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
+        async with Conductor(bus, objects, "r") as conductor:
+            await bus.publish(t.RUNS_CONTROL, "r", word("resume", number=1))
+            leaving = asyncio.create_task(conductor.paused())
+            said = bus.deliveries([t.RUNS_CONTROL], None, 8)
+            while (await anext(said)).message.action != "pause":
+                pass
+            await asyncio.wait({leaving}, timeout=0.5)
+            assert not leaving.done(), "its own word is no answer"
+            await bus.publish(t.RUNS_CONTROL, "r", word("pause", number=2, by="etude demo"))
+            await leaving
+        await bus.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_run_that_the_scheduler_refuses_ends_the_waiting_with_the_reason(tmp_path: Path) -> None:

@@ -65,16 +65,16 @@ def test_an_engine_whose_every_step_fails_ends_and_says_why(monkeypatch) -> None
     def lost() -> None:
         raise RuntimeError("the device is lost")
 
-    for _ in range(MOST_FAILED - 1):  # a step that goes through between them, and they are counted anew
-        monkeypatch.setattr(engine.batch, "step", lost)
-        assert Asked(engine, np.arange(9), 3).result().finish.type == "abort"
+    monkeypatch.setattr(engine.batch, "step", lost)
+    for i in range(MOST_FAILED - 1):  # a step that goes through between them, and they are counted anew
+        assert Asked(engine, np.arange(i, i + 9), 3).result().finish.type == "abort"
     monkeypatch.undo()
     assert Asked(engine, np.arange(9), 3).result().finish.type == "length"
     monkeypatch.setattr(engine.batch, "step", lost)
     for i in range(MOST_FAILED):
         assert engine.alive
         assert not told, i
-        result = Asked(engine, np.arange(9), 3).result()
+        result = Asked(engine, np.arange(i, i + 9), 3).result()
         assert "the engine failed: RuntimeError: the device is lost" in result.finish.message
     engine._thread.join(30)
     assert not engine.alive
@@ -82,6 +82,49 @@ def test_an_engine_whose_every_step_fails_ends_and_says_why(monkeypatch) -> None
     assert why == f"{MOST_FAILED} steps failed one after the other, the last by RuntimeError: the device is lost"
     with pytest.raises(Overloaded, match="the device is lost"):
         Asked(engine, np.arange(9), 3)
+
+
+def test_one_request_that_breaks_every_step_does_not_end_the_engine_however_often_it_is_asked_again(
+    engine_of, monkeypatch
+) -> None:
+    model = build()
+    engine = engine_of(model)
+    step = engine.batch.step
+
+    def breaks() -> None:
+        if any(prompt == poison.tobytes() for prompt in engine.batch.prompts()):
+            raise RuntimeError("no memory for this one")
+        step()
+
+    poison = np.arange(9, dtype=np.int32)
+    monkeypatch.setattr(engine.batch, "step", breaks)
+    for _ in range(2 * MOST_FAILED):
+        assert Asked(engine, poison, 3).result().finish.type == "abort"
+    other = Asked(engine, np.arange(1, 10), 3)
+    check(model, other, other.result())
+
+
+def test_a_request_for_which_there_is_no_memory_is_told_so_and_those_behind_it_are_not_forgotten(
+    engine_of, monkeypatch
+) -> None:
+    model = build()
+    engine = engine_of(model)
+    take, first = engine.batch.cache.take, [True]
+
+    def no_memory(*of: object) -> object:
+        if first:
+            first.clear()
+            raise RuntimeError("no memory for a row")
+        return take(*of)
+
+    monkeypatch.setattr(engine.batch.cache, "take", no_memory)
+    engine.pause(abort=False).result()
+    asked = [Asked(engine, np.arange(i, i + 9), 3) for i in range(3)]
+    engine.proceed().result()
+    for one in asked:
+        assert "no memory for a row" in one.result().finish.message
+    later = Asked(engine, np.arange(9), 3)
+    check(model, later, later.result())
 
 
 def test_an_engine_that_cannot_even_tell_those_who_wait_says_why_it_ends(monkeypatch) -> None:

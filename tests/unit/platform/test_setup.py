@@ -32,6 +32,7 @@ def test_another_python_lets_uv_find_one_that_does(version):
     ],
 )
 def test_what_the_system_lacks_is_named_with_its_package(monkeypatch, tools, ensurepip, lacks):
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
     monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}" if name in tools else None)
     monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: ensurepip or None)
     assert setup.lacking() == lacks
