@@ -38,6 +38,7 @@ LISTENED = (
 LOST_AT_MOST = 0.05  # of an evaluation's attempts, on the way
 HEARD_WITHIN_S = 60.0
 PAUSED_WITHIN_S = 5.0
+ASLEEP_S = 30.0
 
 
 class Stalled(RuntimeError):
@@ -114,9 +115,12 @@ class Conductor:
             if there():
                 return
             self._news.clear()
+            began = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._news.wait()
+            if time.monotonic() - began > ASLEEP_S:  # by Ctrl-Z or a closed lid: what came meanwhile is not read yet
+                self._last_news = time.monotonic()
             if names := ", ".join(self.refused()):
                 raise Stalled(f"bad settings of {names} while waiting for {what}; `etude logs NAME` says which")
             if held():
