@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from etude import start
+from etude.demo import prepare
 from shared.contracts import topics as t
 from tests.end_to_end.problems import write
 from tests.unit.etude.test_run_commands import A, Folder, folder
@@ -61,12 +63,19 @@ def test_a_run_that_is_started_paused_stays_so_until_it_is_resumed(tmp_path, typ
     asyncio.run(story())
 
 
-def test_a_run_that_the_scheduler_refuses_is_said_to_have_ended_with_the_reason(tmp_path, typed):
+def test_a_run_that_the_scheduler_refuses_is_said_to_have_ended_with_the_reason(tmp_path, typed, monkeypatch):
     changes = tmp_path / "changes.json"
     changes.write_text('{"schedule": {"group_min": 1}}')
 
     async def story() -> None:
         async with folder(tmp_path / "state") as here:
+            code, said = await typed(here, "--config", str(changes))
+            assert (code, "no run can be of this: schedule.group_min: found 1; allowed: 2 to" in said) == (1, True), (
+                said
+            )
+            assert json.loads((await here.etude("runs", "--json")).stdout) == []
+            # One of another release may refuse what this command lets pass.
+            monkeypatch.setattr(prepare, "schedulable", SimpleNamespace(objections=lambda _: []))
             code, said = await typed(here, "--config", str(changes))
             assert (code, "has ended at once: schedule.group_min: found 1; allowed: 2 to" in said) == (1, True), said
 
