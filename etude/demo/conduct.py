@@ -137,13 +137,10 @@ class Conductor:
     async def paused(self) -> None:
         """Asks for a pause, and returns when the scheduler has it, or after a while: services that are stopped meanwhile would
         find it only when they are started again, and the time in between would count as practice."""
-        said = self.progress.obeyed
         await self.control("pause")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PAUSED_WITHIN_S):
-                while self.progress.state != "finished" and not (
-                    self.progress.obeyed > said and self.progress.state == "pause"
-                ):
+                while not (self.progress.answered and self.progress.state in ("pause", "finished")):
                     self._news.clear()
                     await self._news.wait()
 

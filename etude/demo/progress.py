@@ -67,7 +67,7 @@ class Progress:
     first_request: float | None = None
     last_publication: float | None = None
     state: str = ""  # last action of runs.control that leads to a state: `rollback` leaves a run as it is
-    obeyed: int = 0  # how often the scheduler itself has said which state it is
+    answered: bool = False  # the last word was the scheduler's, and no wish
     paused_by: str = ""  # whose word it was, and why; of the last pause
     paused_since: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # (from, to) of those that are over
@@ -105,7 +105,7 @@ class Progress:
                 self.alerts.append(message)
 
     def _enter(self, word: m.RunControl, at: float) -> None:
-        self.obeyed += word.number > 0
+        self.answered = word.number > 0
         if word.action == "pause":
             if self.paused_since is None:  # the scheduler says it again, also in answer to somebody else
                 self.paused_by = f"{word.by or 'somebody'}{f': {word.reason}' if word.reason else ''}"
