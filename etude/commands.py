@@ -54,6 +54,7 @@ def _require_machine(state: Path, elsewhere: str = machine.ELSEWHERE) -> None:
 
 def _require_free(state: Path) -> None:
     """First of all: services that run here already hold what the machine would be said to lack."""
+    _require_linux()
     from etude.supervisor import AlreadyRunning, require_free
 
     try:
@@ -85,7 +86,6 @@ def up(
 ) -> None:
     """Start every service as its own process on this machine, and keep them alive. With the embedded adapters, or with
     the servers that ETUDE_BUS, ETUDE_LEDGER, ETUDE_OBJECTS and ETUDE_JOBS name."""
-    _require_linux()
     _require_free(state)
     _require_machine(state)
     _require_servers(state)
@@ -279,7 +279,6 @@ def demo(
     """
     if problems and pack:
         raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
-    _require_linux()
     if control == "none":
         _require_free(state)
     _require_machine(state)

@@ -94,9 +94,10 @@ def disk(state: Path, elsewhere: str = ELSEWHERE) -> Finding:
 
 def writable(state: Path, elsewhere: str = ELSEWHERE) -> Finding:
     """Asked of the folder itself, or of the nearest one above it that is there."""
-    folder, _ = room.disk_gib(state)
-    ok = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    return Finding(f"folder {folder}", ok, "can be written" if ok else "cannot be written", "" if ok else elsewhere)
+    ok = room.may_write(state)
+    return Finding(
+        f"folder {room.nearest(state)}", ok, "can be written" if ok else "cannot be written", "" if ok else elsewhere
+    )
 
 
 def cores() -> Finding:

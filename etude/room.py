@@ -52,11 +52,23 @@ def _field(path: Path, name: str, unit: int) -> int | None:
     return None
 
 
+def nearest(path: Path) -> Path:
+    """It, or what there is above it."""
+    path = path.resolve()
+    while not os.path.exists(path):  # not Path's own, which raises where a folder above cannot be read
+        path = path.parent
+    return path
+
+
+def may_write(folder: Path) -> bool:
+    """Whether it can be written, or made."""
+    there = nearest(folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def disk_gib(folder: Path) -> tuple[Path, float]:
     """The nearest folder that exists, and what is free on its disk."""
-    folder = folder.resolve()
-    while not os.path.exists(folder):  # not Path's own, which raises where a folder above cannot be read
-        folder = folder.parent
+    folder = nearest(folder)
     return folder, shutil.disk_usage(folder).free / 2**30
 
 

@@ -128,13 +128,6 @@ def system_packages() -> None:
     fail(f"{', '.join(missing)} not found. Install: {names} (e.g. sudo apt-get install {names}), then run make again.")
 
 
-def may_write(folder: Path) -> bool:
-    """Whether it can be written, or made."""
-    while not os.path.exists(folder):  # not Path's own, which raises where a folder above cannot be read
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
 def uv() -> list[str]:
     """A uv to install with: the machine's, or one of our own beside the environment."""
     if found := shutil.which("uv"):
@@ -188,7 +181,7 @@ def main() -> None:
     require(lacks_room(fresh))
     system_packages()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if "UV_CACHE_DIR" not in os.environ and (cache.startswith("~") or not may_write(Path(cache, "uv"))):
+    if "UV_CACHE_DIR" not in os.environ and (cache.startswith("~") or not room.may_write(Path(cache, "uv"))):
         os.environ["UV_CACHE_DIR"] = str(ROOT / ".cache" / "uv")
     if fresh:
         require(lacks_namespaces())

@@ -106,8 +106,8 @@ class Conductor:
 
     async def _until(self, there: Callable[[], bool], what: str, held: Callable[[], bool] = lambda: False) -> None:
         """Waits for a fact. Raises Stalled after a long silence of the whole run, and at once where a service is refused, or
-        TurnedDown where the run is;
-        while it is `held`, silence is what was asked for, and its clock begins again when the run goes on."""
+        TurnedDown where the run is; while it is `held`, silence is what was asked for, and its clock begins again when the run goes
+        on."""
         self._last_news = time.monotonic()
         while True:
             if why := self.progress.turned_down:

@@ -26,14 +26,7 @@ from etude.demo.conduct import Conductor, Stalled, explained
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.watch import Evaluation, Practice, evaluation_end, say, say_error, watching
-from etude.supervisor import (
-    AlreadyRunning,
-    PortsTaken,
-    ServiceSpec,
-    Supervisor,
-    default_specs,
-    require_ports,
-)
+from etude.supervisor import AlreadyRunning, PortsTaken, ServiceSpec, Supervisor, default_specs, require_ports
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id

@@ -183,9 +183,8 @@ class Session:
         started, broke, delay = time.monotonic(), 0, FIRST_DELAY_S
         while True:
             replica = await self.inference.replica(self.wanted, self.replica)
-            if (
-                replica.name != self.replica
-            ):  # begun, or begun again elsewhere: of what version its KV is, is said there
+            if replica.name != self.replica:
+                # Begun, or begun again elsewhere: of what version its KV is, is said there.
                 self.replica, self.cache_key = replica.name, None
             self.requests += 1
             request = Request(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from services.inference.service import Inference
 from tests.integration import fake_sglang
-from tests.integration.engine_platform import Platform, ask
+from tests.integration.engine_platform import Platform, ask, run
+
+SERVER = "services.inference.sglang.server"
 
 
 def wrapper(folder: Path) -> str:
@@ -65,3 +67,21 @@ class World:
         async with asyncio.timeout(60):
             while (await ask(replica.health.url, "/readyz"))[0] != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, seconds in {"PROBE_EVERY_S": 0.1, "ASK_EVERY_S": 0.05, "FIRST_DELAY_S": 0.05, "GRACE_S": 3.0}.items():
+        monkeypatch.setattr(f"{SERVER}.{name}", seconds)
+    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> Callable[[Any], None]:
+    def go(test: Any) -> None:
+        async def body(platform: Platform) -> None:
+            await test(World(platform, monkeypatch))
+
+        run(body, tmp_path)
+
+    return go

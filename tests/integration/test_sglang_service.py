@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -19,28 +18,10 @@ import pytest
 from shared.contracts.messages import PolicyPromoted
 from shared.contracts.topics import POLICIES_PROMOTED
 from shared.weights import read_manifest
-from tests.integration.engine_platform import RUN, Platform, ask, body_of, run, start_process, until
-from tests.integration.sglang_world import World, wrapper
+from tests.integration.engine_platform import RUN, Platform, ask, body_of, start_process, until
+from tests.integration.sglang_world import World, quick, world, wrapper
 
-SERVER = "services.inference.sglang.server"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    for name, seconds in {"PROBE_EVERY_S": 0.1, "ASK_EVERY_S": 0.05, "FIRST_DELAY_S": 0.05, "GRACE_S": 3.0}.items():
-        monkeypatch.setattr(f"{SERVER}.{name}", seconds)
-    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
-
-
-@pytest.fixture
-def world(tmp_path, monkeypatch) -> Callable[[Any], None]:
-    def go(test: Any) -> None:
-        async def body(platform: Platform) -> None:
-            await test(World(platform, monkeypatch))
-
-        run(body, tmp_path)
-
-    return go
+__all__ = ["quick", "world"]
 
 
 def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_manifest(world):

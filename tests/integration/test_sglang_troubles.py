@@ -3,19 +3,16 @@ for the server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from services.inference.candidates import FAILURES_TOLERATED
 from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import RunControl
 from shared.contracts.topics import RUNS_CONTROL
-from tests.integration.engine_platform import RUN, Platform, Store, another_base, ask, body_of, run, until
-from tests.integration.sglang_world import World
+from tests.integration.engine_platform import RUN, Store, another_base, ask, body_of, until
+from tests.integration.sglang_world import World, quick, world
 
-SERVER = "services.inference.sglang.server"
+__all__ = ["quick", "world"]
 DEEPSEEK = {  # without YaRN, which SGLang does not compute on a CPU
     "model_type": "deepseek_v3",
     "intermediate_size": 48,
@@ -32,24 +29,6 @@ DEEPSEEK = {  # without YaRN, which SGLang does not compute on a CPU
     "first_k_dense_replace": 1,
     "max_position_embeddings": 4096,
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    for name, seconds in {"PROBE_EVERY_S": 0.1, "ASK_EVERY_S": 0.05, "FIRST_DELAY_S": 0.05, "GRACE_S": 3.0}.items():
-        monkeypatch.setattr(f"{SERVER}.{name}", seconds)
-    monkeypatch.setattr("services.inference.candidates.FIRST_DELAY_S", 0.05)
-
-
-@pytest.fixture
-def world(tmp_path, monkeypatch) -> Callable[[Any], None]:
-    def go(test: Any) -> None:
-        async def body(platform: Platform) -> None:
-            await test(World(platform, monkeypatch))
-
-        run(body, tmp_path)
-
-    return go
 
 
 async def goes_on(w: World, replica: Any, pid: int) -> None:

@@ -12,27 +12,14 @@ from services.inference import weights
 from services.inference.engine import Engine
 from services.inference.published import bits_of
 from services.inference.weights import LiveWeights
-from shared.model import ModelConfig, Transformer
+from shared.model import Transformer
 from shared.weights import WeightsDamaged, checksum
-
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "tie_word_embeddings": True,
-}
+from tests.unit.inference.test_engine_equals_model import build
 
 
 def model(seed: int) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(ModelConfig.from_dict(CONFIG)).eval().requires_grad_(False)
+    """What a published version makes: bf16's values."""
+    made = build(seed=seed)
     for parameter in made.parameters():
         parameter.copy_(parameter.bfloat16().float())
     return made

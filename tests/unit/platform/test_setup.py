@@ -101,8 +101,8 @@ def test_an_environment_that_was_moved_is_known(monkeypatch, tmp_path, begins):
 
 def test_where_a_cache_can_be_made_is_known(tmp_path):
     (tmp_path / "file").touch()
-    assert setup.may_write(tmp_path / "not" / "there")
-    assert not setup.may_write(tmp_path / "file" / "below")
+    assert room.may_write(tmp_path / "not" / "there")
+    assert not room.may_write(tmp_path / "file" / "below")
 
 
 def test_what_is_missing_ends_set_up_unless_it_is_told_to_go_on(monkeypatch):
