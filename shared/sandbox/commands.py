@@ -27,7 +27,7 @@ from shared.sandbox.inside import confine
 WORKSPACE = "/workspace"
 _INSIDE_UID = 1000
 _FILE_BYTES = 1 << 30  # one file; the work directory as a whole is the disk's business
-_TMP_BYTES = 1 << 28
+_TMP_BYTES = 1 << 28  # of each folder in memory that can be written: no limit of a process counts what lies there
 _OWN_PROCESSES = 2  # bubblewrap's, which count as the sandbox's
 _CHUNK = 1 << 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -65,7 +65,10 @@ def _system() -> list[str]:
     for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
         if path.exists():
             arguments += ["--ro-bind", str(path), str(path)]
-    return [*arguments, "--proc", "/proc", "--dev", "/dev", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for folder in ("/tmp", "/dev/shm"):
+        arguments += ["--size", str(_TMP_BYTES), "--tmpfs", folder]
+    return arguments
 
 
 class BubblewrapSandbox:

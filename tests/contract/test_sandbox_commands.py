@@ -201,6 +201,23 @@ def test_a_fork_bomb_and_a_memory_bomb_stay_inside(in_sandbox: Within) -> None:
 
 
 @only_bubblewrap
+def test_what_a_command_writes_into_memory_is_limited() -> None:
+    async def scenario(sandbox: Sandbox) -> None:
+        folders = 'awk \'$2 != "/workspace" && $4 ~ /^rw/ && $3 == "tmpfs" { print $2 }\' /proc/mounts'
+        found = await sandbox.exec(shell(folders), time_s=60)
+        assert found.stdout.split() == [b"/tmp", b"/dev/shm"]
+        for folder in ("/tmp", "/dev/shm"):
+            size = await sandbox.exec(
+                shell(f"echo x > {folder}/x && df --output=size -B1 {folder} | tail -n 1"), time_s=60
+            )
+            assert 0 < int(size.stdout) <= 1 << 28, folder
+        assert (await sandbox.exec(shell("echo x > /dev/x"), time_s=60)).exit_code != 0
+        assert (await sandbox.exec(shell("echo x > /dev/null && head -c 1 /dev/urandom"), time_s=60)).exit_code == 0
+
+    within(COMMANDS["bubblewrap"].make())(scenario)
+
+
+@only_bubblewrap
 @pytest.mark.parametrize(
     "script",
     [
