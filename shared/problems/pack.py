@@ -19,6 +19,7 @@ from shared.problems.splits import SPLITS
 
 MAX_PACK_BYTES = 1 << 30  # decompressed
 _LEVEL = 12
+_PIECE = 1024  # bytes that are decompressed at once, to 32 MB at most: a bomb is noticed before it has unfolded
 
 T = TypeVar("T", Problem, Hidden)
 Part = Literal["public", "hidden"]
@@ -59,23 +60,22 @@ def write(items: Iterable[msgspec.Struct]) -> bytes:
 def decompress(data: bytes) -> bytes:
     """The text of all frames. Raises PackError for what is damaged, cut short or larger than MAX_PACK_BYTES."""
     parts: list[bytes] = []
-    size = 0
-    rest = data
-    while rest or not parts:
-        try:
-            # One byte more than allowed shows that there is more, without unpacking a bomb.
-            reader = zstandard.ZstdDecompressor().decompressobj(read_across_frames=False)
-            announced = zstandard.frame_content_size(rest)
-            if size + max(announced, 0) > MAX_PACK_BYTES:
+    size = at = 0
+    while at < len(data) or not parts:
+        reader = zstandard.ZstdDecompressor().decompressobj(read_across_frames=False)
+        while not reader.eof:
+            piece = data[at : at + _PIECE]
+            if not piece:
+                raise PackError(f"pack: cut short after {len(data)} bytes")
+            try:
+                part = reader.decompress(piece)
+            except zstandard.ZstdError as error:
+                raise PackError(f"pack: no zstd data: {error}") from None
+            parts.append(part)
+            size += len(part)
+            if size > MAX_PACK_BYTES:
                 raise PackError(f"pack of more than {MAX_PACK_BYTES} bytes decompressed")
-            part = reader.decompress(rest)
-        except zstandard.ZstdError as error:
-            raise PackError(f"pack: no zstd data: {error}") from None
-        if not reader.eof:
-            raise PackError(f"pack: cut short after {len(data)} bytes")
-        parts.append(part)
-        size += len(part)
-        rest = reader.unused_data
+            at += len(piece) - len(reader.unused_data)
     return b"".join(parts)
 
 
