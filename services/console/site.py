@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import jinja2
@@ -23,6 +23,7 @@ from services.console.config import ConsoleSettings
 from services.console.library import Library
 from services.console.watcher import Watcher
 from shared.bus import Bus
+from shared.foreign import foreign
 from shared.masking import masked
 from shared.visible import visible
 
@@ -155,8 +156,7 @@ async def form_of(request: web.Request) -> MultiDictProxy[Any]:
 
 def refuse_foreign_form(request: web.Request) -> None:
     """A request that changes something must come from our own pages, or from no browser at all."""
-    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
-    if (origin is not None and urlsplit(origin).netloc != request.host) or site not in (None, "same-origin", "none"):
+    if foreign(request.headers, request.host):
         raise web.HTTPForbidden(reason="This form was sent from another site. Nothing was done.")
 
 

@@ -67,7 +67,9 @@ def document() -> dict[str, Any]:
     structs = [_told(body) for _, body, _ in OPERATIONS.values() if body is not None]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
     schemas["Error"] = _ERROR
-    paths = {path: {method: _operation(path, body, about)} for path, (method, body, about) in OPERATIONS.items()}
+    paths = {
+        path: {method: _operation(path, method, body, about)} for path, (method, body, about) in OPERATIONS.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Étude inference", "version": "1"},
@@ -89,7 +91,7 @@ def _told(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
     return msgspec.defstruct(body.__name__, fields, kw_only=True)
 
 
-def _operation(path: str, body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
+def _operation(path: str, method: str, body: type[msgspec.Struct] | None, about: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": about,
         "responses": {
@@ -100,6 +102,8 @@ def _operation(path: str, body: type[msgspec.Struct] | None, about: str) -> dict
     }
     if path in CONFLICTS:
         operation["responses"]["409"] = _refusal("not from this replica, as it is used; the message says why")
+    if method != "get":
+        operation["responses"]["403"] = _refusal("a page of another site sent it")
     if body is not None:
         operation["responses"] |= {
             "408": _refusal("the body did not come in time"),

@@ -93,6 +93,28 @@ def test_a_body_that_is_no_json_names_what_is_wrong(tmp_path):
     run(test, tmp_path)
 
 
+def test_a_page_of_another_site_moves_nothing(tmp_path):
+    async def test(p: Platform) -> None:
+        await p.start_run()
+        async with p.replica() as replica, aiohttp.ClientSession() as session:
+            await p.applied(0)
+            own = replica.health.url
+            for headers in ({"Origin": "https://evil.test"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+                for path in ("/pause_generation", "/abort_request", "/continue_generation", "/pin", "/generate"):
+                    plain = {"Content-Type": "text/plain", **headers}
+                    async with session.post(own + path, data=b'{"abort_all": true}', headers=plain) as answer:
+                        assert answer.status == 403, (path, headers)
+                        assert "another site" in (await answer.json())["error"]["message"]
+            assert (await ask(own, "/server_info"))[1]["paused"] is False
+            async with session.post(
+                f"{own}/pause_generation", json={"mode": "in_place"}, headers={"Origin": own}
+            ) as answer:
+                assert answer.status == 200
+            assert (await ask(own, "/server_info"))[1]["paused"] is True
+
+    run(test, tmp_path)
+
+
 def test_flushing_at_a_swap_is_refused_for_the_embedded_engine_with_who_can(tmp_path):
     with pytest.raises(ValueError, match="flush_on_swap: found true; allowed: false with engine 'embedded'"):
         InferenceSettings(state=tmp_path, flush_on_swap=True)
