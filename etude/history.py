@@ -21,6 +21,7 @@ from shared import bus as buses
 from shared.contracts import topics as t
 from shared.contracts.messages import BY_SCHEDULER, Alert, PolicyPromoted, RunControl
 from shared.settings import ServiceSettings
+from shared.visible import visible
 
 HEARD = (t.RUNS_CONTROL, t.POLICIES_PROMOTED, t.ALERTS)
 ANSWERED = ("pause", "resume", "stop", "reconfigure")  # by the scheduler; a rollback is the trainer's to obey
@@ -119,5 +120,5 @@ def table(entries: Sequence[Entry]) -> Table:
     shown.add_column("why", overflow="fold")
     for one in entries:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at)) if one.at else ""
-        shown.add_row(at, *(escape(text) for text in (one.who, one.what, one.answer, one.reason)))
+        shown.add_row(at, *(escape(visible(text)) for text in (one.who, one.what, one.answer, one.reason)))
     return shown

@@ -252,7 +252,9 @@ def done(work: Coroutine[Any, Any, T], console: Console) -> tuple[T | None, int]
         say_error(console, error)
         return None, 1
     except (ObjectMissing, ObjectDamaged) as error:
-        console.print(f"what the run or a measurement of it is made of: {error}", highlight=False, soft_wrap=True)
+        console.print(
+            f"what the run or a measurement of it is made of: {error}", highlight=False, markup=False, soft_wrap=True
+        )
         return None, 1
     except KeyboardInterrupt:
         console.print("Not waited for any longer. What was asked for goes on: the same command shows what comes of it.")

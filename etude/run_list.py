@@ -45,6 +45,8 @@ def show(found: Standings) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from shared.visible import visible
+
     now = time.time()
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "for", "step", "version", "started"):
@@ -55,13 +57,13 @@ def show(found: Standings) -> None:
         why = "; ".join(filter(None, (run.why, left and f"its trainer left for {left}, which was started after it")))
         colour = COLOURS.get(run.state.value, "default")
         table.add_row(
-            run.run,
+            escape(visible(run.run)),
             f"[{colour}]{run.state.value}[/]",
             _span(now - run.since),
             str(run.step),
             str(run.serial) if run.serial >= 0 else "",
             f"{_span(now - run.started)} ago",
-            escape(why),
+            escape(visible(why)),
         )
     Console().print(table)
 

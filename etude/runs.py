@@ -13,6 +13,7 @@ import typer
 from etude import run_list
 from etude.commands import BOTH, Retry, Seed, State
 from shared.options import finite
+from shared.visible import visible
 
 if TYPE_CHECKING:
     from etude.acting import Action
@@ -289,7 +290,7 @@ def promote(
     settings = _settings(state)
     if not version:
         for line in _do(promoting.tell(settings)):
-            typer.echo(line)
+            typer.echo(visible(line))
         return
     trial = Trial(problems, samples, within) if canary else None
     raise typer.Exit(promoting.run(settings, run, version, reason, trial))
@@ -327,7 +328,7 @@ def _do(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return asyncio.run(work)
     except (Told, ValueError) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(visible(str(error)), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("Not waited for any longer. What was said stands: `etude runs` shows what becomes of it.", err=True)

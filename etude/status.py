@@ -15,10 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shared.neighbours import Endpoint, Resolve, addresses, find
 from shared.settings import REFUSED, ServiceSettings, load
+from shared.visible import visible
 
 ASKED_AT_ONCE = 32  # a silent one takes its second
 
@@ -116,7 +118,12 @@ def show(state: Path, *, as_json: bool) -> None:
         waits = "; ".join(f"{w['waits_on']}, for {w['seconds']:.0f} s" for w in row["waits"])
         colour = colours[row["state"]]
         table.add_row(
-            row["name"], f"[{colour}]{row['state']}[/]", str(row["pid"] or ""), str(row["restarts"]), row["url"], waits
+            row["name"],
+            f"[{colour}]{row['state']}[/]",
+            str(row["pid"] or ""),
+            str(row["restarts"]),
+            row["url"],
+            escape(visible(waits)),
         )
     Console().print(table)
 

@@ -68,6 +68,11 @@ def _refuse(text: str) -> typer.Exit:
     return typer.Exit(2)
 
 
+def _plain(text: str) -> str:
+    """For a table: what others have written steers neither the terminal nor the table."""
+    return escape(visible(text))
+
+
 def _named(engine: Engine, run: str) -> str:
     try:
         return run or audits.latest(engine)
@@ -121,7 +126,7 @@ def _print(report: Report, bound: int | None) -> None:
             table.add_row(f"{kind} {word}", f"{number:,}")
             reasons = list(report.reasons.get(f"{kind} {word}", {}).items())
             for reason, times in reasons[:REASONS_SHOWN]:
-                table.add_row(f"  because: {escape(visible(reason))}", f"{times:,}")
+                table.add_row(f"  because: {_plain(reason)}", f"{times:,}")
             if len(reasons) > REASONS_SHOWN:
                 rest = sum(times for _, times in reasons[REASONS_SHOWN:])
                 table.add_row("  because of something else (--json prints all)", f"{rest:,}")
@@ -133,7 +138,7 @@ def _print(report: Report, bound: int | None) -> None:
     for finding in report.findings:
         console.print(f"{finding.check}: {len(finding.rows)} {finding.what}", style="red", highlight=False)
         for row in finding.rows[:SHOWN]:
-            console.print(f"  {row}", highlight=False)
+            console.print(f"  {_plain(row)}", highlight=False)
         if len(finding.rows) > SHOWN:
             console.print(f"  … and {len(finding.rows) - SHOWN} more (--json prints all)", highlight=False)
     console.print(report.summary(), style="green" if report.sound else "red", highlight=False)
@@ -175,7 +180,7 @@ def show(
         ("incarnation", str(row.incarnation)),
         ("groups", ", ".join(f"{state} {count:,}" for state, count in states) or "none"),
     ):
-        facts.add_row(field, value)
+        facts.add_row(field, _plain(value))
     console.print(facts)
     if steps:
         table = Table("incarnation", "step", "serial", "committed", title="newest steps", title_justify="left")
@@ -185,8 +190,8 @@ def show(
     if newest:
         table = Table("number", "at", "what", "of", "epoch", "data", title="newest events", title_justify="left")
         for event in reversed(newest):
-            data = json.dumps(event.data)
-            table.add_row(str(event.sequence), _when(event.at), event.kind, event.subject, str(event.epoch), data[:80])
+            data, subject = _plain(json.dumps(event.data)[:80]), _plain(event.subject)
+            table.add_row(str(event.sequence), _when(event.at), event.kind, subject, str(event.epoch), data)
         console.print(table)
 
 
@@ -214,9 +219,8 @@ def trace(
         for moment in moments:
             after = f"{moment.at - moments[0].at:.3f}"
             data = ", ".join(f"{name} {value}" for name, value in moment.data.items())
-            table.add_row(
-                str(moment.sequence), _when(moment.at), after, moment.kind, moment.of, str(moment.epoch), data[:80]
-            )
+            of, data = _plain(moment.of), _plain(data[:80])
+            table.add_row(str(moment.sequence), _when(moment.at), after, moment.kind, of, str(moment.epoch), data)
         Console().print(table)
 
 

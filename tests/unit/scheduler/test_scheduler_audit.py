@@ -104,6 +104,31 @@ def test_the_command_prints_the_promises_and_exits_by_them(tmp_path: Path) -> No
         assert json.loads(broken.output)["lost"] == 1
 
 
+def test_what_others_have_written_steers_neither_the_terminal_nor_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    with opened("sqlite", tmp_path) as engine:
+        world = World(engine, config(max_steps=2))
+        world.start()
+        world.run_until("finished")
+        damage(
+            engine,
+            "UPDATE runs SET reason = char(27) || '[2Jwas [/gone]'",
+            "UPDATE events SET data = '{\"a\": [null]}'",
+        )
+        shown = CliRunner().invoke(app, ["show", "--state", str(tmp_path)])
+        assert shown.exit_code == 0, shown.exception
+        assert "⟨ESC⟩[2Jwas [/gone]" in shown.output
+        assert '{"a": [null]}' in shown.output
+        with engine.begin() as connection:
+            attempt = connection.exec_driver_sql("SELECT min(attempt_id) FROM attempts").scalar()
+        damage(engine, 'UPDATE events SET data = \'{"a": "\\u001b[2Jwas [/gone]"}\'')
+        life = CliRunner().invoke(app, ["trace", str(attempt), "--state", str(tmp_path)])
+        assert life.exit_code == 0, life.exception
+        assert "a ⟨ESC⟩[2Jwas [/gone]" in life.output
+
+
 def test_what_was_given_up_is_told_by_reason_and_counts_as_no_loss(tmp_path: Path) -> None:
     with opened("sqlite", tmp_path) as engine:
         world = World(engine, config(minutes=1.0), slow={i: 1000 for i in range(40, 60)}, capacity=200)
