@@ -84,7 +84,8 @@ class Curator:
     async def _admit(self, run: str, ref: Ref) -> None:
         config, pairs, surprise = await asyncio.to_thread(self._load, run, ref)
         alerts: list[Alert] = []
-        reasons = await asyncio.to_thread(self._misfits, config, pairs)
+        reasons = {problem.id: why for problem, _ in pairs if (why := admission.unnamed(problem))}
+        reasons |= await asyncio.to_thread(self._misfits, config, pairs)
         fitting = [pair for pair in pairs if pair[0].id not in reasons]
         if await asyncio.to_thread(_made_here, self._config.packs, config):
             passed = [problem for problem, _ in fitting]

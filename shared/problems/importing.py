@@ -94,6 +94,11 @@ def listed(reasons: Sequence[str]) -> str:
     return "\n".join([*reasons[:_MAX_ERRORS], *more])
 
 
+def named(problem: Problem) -> bool:
+    """Whether its id can stand wherever ids do."""
+    return _ID.match(problem.id) is not None
+
+
 def entry_of(problem: Problem) -> tuple[str, str]:
     """(path, name) of the function under test. Raises ValueError."""
     path, _, name = problem.entry.rpartition("::")
@@ -113,7 +118,7 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     def refuse(field: str, what: str) -> ProblemError:
         return ProblemError(f"line {number}: field {field!r}: {what}")
 
-    if not _ID.match(problem.id):
+    if not named(problem):
         raise refuse("id", f"found {problem.id!r}; allowed: 1 to 128 visible ASCII characters")
     if problem.kind != "function":
         raise refuse(

@@ -137,6 +137,23 @@ def test_only_what_its_solution_solves_and_its_broken_state_does_not_is_admitted
     play(tmp_path, scene)
 
 
+def test_a_problem_whose_names_fit_no_message_is_refused_and_keeps_no_other_back(tmp_path: Path):
+    async def scene(world: World) -> None:
+        problem, hidden = pair("wide")
+        wide = (msgspec.structs.replace(problem, cell="c" * 70_000), hidden)
+        await world.start(*world.pack([pair("i" * 70_000), pair("two\nlines"), wide, pair("good")]))
+
+        async def until() -> None:
+            admitted, [alert] = await world.collect(2)
+            assert [batch.problems for batch in admitted] == [{"good": ("debugging", "f")}]
+            assert [example.split(": ", 1)[0][:10] for example in alert.examples] == ["i" * 10, "two\nlines", "wide"]
+            assert "allowed: at most 4096" in alert.examples[2]
+
+        await world.life(until)
+
+    play(tmp_path, scene)
+
+
 def test_a_pack_made_here_passes_without_a_second_gate_and_a_changed_one_does_not(tmp_path: Path):
     async def scene(world: World) -> None:
         wrong = [pair("p1", solution="a + 2"), pair("p2")]  # the gate would refuse p1: only trust lets it pass
