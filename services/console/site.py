@@ -166,7 +166,10 @@ async def guard(
 ) -> web.StreamResponse:
     """Answers to known host names only, lets in who may read, and puts the security headers on everything, errors too."""
     settings = request.app[SETTINGS]
-    host = (request.url.host or "").lower()
+    try:
+        host = (request.url.host or "").lower()
+    except ValueError:  # no name at all, or a port that is none
+        host = request.host
     if host not in {"localhost", "127.0.0.1", "::1", settings.host, settings.reachable, *settings.console_names}:
         text = f"This console does not answer as {host!r}. Ask for localhost, or set ETUDE_CONSOLE_NAMES."
         return web.Response(status=421, text=visible(text) + "\n", headers=HEADERS)

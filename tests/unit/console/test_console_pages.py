@@ -159,10 +159,14 @@ def test_what_is_not_there_is_a_page_that_says_so(visit, path):
     assert "Content-Security-Policy" in headers
 
 
-def test_a_foreign_host_name_is_refused(visit):
-    ((status, _, page),) = visit("/", headers={"Host": "evil.example"})
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost:99999", "localhost:-1", "localhost:x", "[::1]:x", "a#b", "xn--\xe9"]
+)
+def test_a_foreign_host_name_is_refused(visit, host):
+    ((status, headers, page),) = visit("/", headers={"Host": host})
     assert status == 421
     assert RUN not in page.html
+    assert "Content-Security-Policy" in headers
 
 
 def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, tmp_path):
