@@ -243,9 +243,15 @@ class Supervisor:
             now = time.monotonic()
             with self._guard:
                 for child in self._children.values():
-                    child.tick(now, self.say)
+                    child.tick(now, self._say)
                 with contextlib.suppress(OSError):  # only `etude status` reads it; the next turn tries again
                     self._write_state()
+
+    def _say(self, text: str) -> None:
+        """Where nobody can be told (a log on a disk that is full, a terminal or a pipe that is gone) we go on without a word:
+        were this thread to end, the kernel would end every service with it."""
+        with contextlib.suppress(OSError, ValueError):
+            self.say(text)
 
     def _write_state(self) -> None:
         rows = {

@@ -117,6 +117,26 @@ def test_a_service_that_cannot_be_started_does_not_end_the_watching(tmp_path: Pa
     assert (tmp_path / "logs" / "a.log").exists()
 
 
+def test_a_full_disk_under_the_supervisors_own_log_ends_no_service_and_no_watching(tmp_path: Path) -> None:
+    (tmp_path / "stays.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "ends.py").write_text("")
+    stays, ends = (s.ServiceSpec(name, name, {"PYTHONPATH": str(tmp_path)}) for name in ("stays", "ends"))
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        s.Supervisor(tmp_path, say=lambda text: full.write(text.encode()) and None) as supervisor,
+    ):
+        supervisor.start([stays])
+        deadline = time.monotonic() + 60
+        while not supervisor.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        before = supervisor.processes()
+        supervisor.start([ends])
+        while supervisor.restarts()["ends"] < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert supervisor.restarts()["ends"] >= 2
+        assert before["stays"] == supervisor.processes()["stays"]
+
+
 def test_a_service_that_cannot_use_its_settings_is_not_started_again_and_status_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     with s.Supervisor(tmp_path, say=said.append) as supervisor:
