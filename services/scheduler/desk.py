@@ -186,10 +186,12 @@ class Desk:
         message = received.message
         if isinstance(message, m.RunControl) and message.number:
             return  # our own word: what it says was entered when it was said
+        if isinstance(message, m.AttemptHeartbeat | m.Alert) and message.run not in self.sets:
+            # Of a run that nothing trains, or not yet. Workers that measure a finished run's versions say so every few
+            # seconds: to read its whole record each time would hold up the run that goes on.
+            return
         ws = self._open(message.run, now, begin=isinstance(message, _FIRST_WORDS))
         if ws is None:
-            if isinstance(message, m.AttemptHeartbeat | m.Alert):
-                return  # of a run that nothing trains, or not yet
             raise control.Refused(f"run {message.run!r}: the ledger never heard of it")
         if isinstance(message, m.RunControl | m.Alert) and not self._first_time(ws, received):
             return

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from services.scheduler.audit import counts
-from services.scheduler.desk import Desk
+from services.scheduler.desk import KEEP_FINISHED_S, Desk
 from services.scheduler.records import Attempt
 from services.scheduler.requesting import GROUPS_AHEAD
 from services.scheduler.store import Store
@@ -17,7 +17,7 @@ from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Purpose, RunConfig, Sampling
-from shared.ledger.transitions import AttemptState
+from shared.ledger.transitions import AttemptState, RunState
 from shared.objects import ObjectMissing
 from tests.unit.scheduler.world import REF, RUN, Sent, config
 
@@ -493,3 +493,29 @@ def test_a_verdict_that_names_no_newest_version_takes_none_away(room: Room) -> N
     assert room.sql(f"select oldest_version, newest_version from attempts where attempt_id = '{key.attempt}'") == [
         (0, 3)
     ]
+
+
+def test_what_workers_say_of_a_run_that_is_over_reads_nothing_of_its_record(engine: Engine) -> None:
+    """They measure its versions, for hours: each heartbeat would read every problem and group of it."""
+
+    class Counting(Store):
+        loads = 0
+
+        def load(self, run: str, now: float) -> WorkingSet | None:
+            self.loads += 1
+            return super().load(run, now)
+
+    room = Room(engine).begin()
+    room.desk.store = store = Counting(engine)
+    room.tell(m.RunControl(run=RUN, action="stop"))
+    for _ in range(3):  # ends, and is let go of
+        room.now += KEEP_FINISHED_S
+        room.tell()
+    assert RUN not in room.desk.sets
+    for _ in range(3):
+        room.now += 1
+        beat = m.AttemptHeartbeat(run=RUN, worker="w", attempts={"of-an-evaluation": (0, 0)})
+        assert room.tell(beat, m.Alert(run=RUN, name="late", severity="info", what="late")) == []
+    assert store.loads == 0
+    room.tell(m.RunControl(run=RUN, action="resume"))
+    assert room.ws.head.state is RunState.running
