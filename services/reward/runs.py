@@ -10,7 +10,7 @@ import structlog
 from services.reward import score
 from shared.contracts.messages import RolloutFinished, RunControl
 from shared.contracts.run import Ref, RewardConfig, RunConfig
-from shared.objects import ObjectMissing, Objects
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
 
 log = structlog.get_logger()
 
@@ -20,14 +20,18 @@ class UnusableConfig(ValueError):
 
 
 class Runs:
+    """What was announced is remembered at once and read when it is needed: an object store that is away, or an object that
+    is damaged, at the moment of a word costs nobody the word."""
+
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._configs: dict[str, list[RunConfig]] = {}  # in the order in which they were announced
-        self._read: set[str] = set()  # checksums
+        self._announced: dict[str, dict[str, Ref]] = {}  # run -> checksum -> …, in the order in which they were announced
+        self._configs: dict[str, RunConfig] = {}  # by checksum
+        self._warned: set[str] = set()  # checksums
 
-    async def control(self, message: RunControl) -> None:
+    def control(self, message: RunControl) -> None:
         if message.config is not None:  # kept when the run is finished: it may be resumed without one
-            await self._add(message.run, message.config)
+            self._announced.setdefault(message.run, {}).setdefault(message.config.checksum, message.config)
 
     async def reward(self, run: str, config_id: str) -> RewardConfig | None:
         """None: not announced yet. Raises UnusableConfig."""
@@ -52,17 +56,26 @@ class Runs:
         return None
 
     async def _of(self, run: str) -> list[RunConfig]:
-        """Announced or, for a run that this replica heard nothing of, stored."""
-        if run not in self._configs:
+        """Announced or, for a run that this replica heard nothing of, stored; the latest first: should two share an id, it
+        counts. Raises OSError while the store is away."""
+        if run not in self._announced:
             try:
-                await self._add(run, await asyncio.to_thread(self._objects.head, f"runs/{run}/config.json"))
+                ref = await asyncio.to_thread(self._objects.head, f"runs/{run}/config.json")
             except ObjectMissing:
                 return []
-        return self._configs[run]
+            self._announced.setdefault(run, {}).setdefault(ref.checksum, ref)
+        found = [await self._read(run, ref) for ref in reversed(self._announced[run].values())]
+        return [config for config in found if config is not None]
 
-    async def _add(self, run: str, ref: Ref) -> None:
-        if ref.checksum in self._read and run in self._configs:
-            return
-        config = msgspec.json.decode(await asyncio.to_thread(self._objects.get, ref), type=RunConfig)
-        self._read.add(ref.checksum)
-        self._configs.setdefault(run, []).insert(0, config)  # should two share an id, the latest counts
+    async def _read(self, run: str, ref: Ref) -> RunConfig | None:
+        """None: it cannot be read as it is now, which is said once; who needs it looks again."""
+        if ref.checksum not in self._configs:
+            try:
+                data = await asyncio.to_thread(self._objects.get, ref)
+                self._configs[ref.checksum] = msgspec.json.decode(data, type=RunConfig)
+            except (ObjectMissing, ObjectDamaged, msgspec.MsgspecError) as error:
+                if ref.checksum not in self._warned:
+                    log.warning("config_unreadable", run=run, key=ref.key, error=f"{type(error).__name__}: {error}")
+                self._warned.add(ref.checksum)
+                return None
+        return self._configs[ref.checksum]

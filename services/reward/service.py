@@ -62,10 +62,7 @@ class RewardService:
 
     async def listen(self) -> None:
         async for delivery in self._bus.deliveries([topics.RUNS_CONTROL], None, 16):
-            try:
-                await self._runs.control(delivery.message)
-            except Exception as error:  # the lookup by run id tries again when the configuration is needed
-                log.warning("config_unreadable", run=delivery.message.run, error=f"{type(error).__name__}: {error}")
+            self._runs.control(delivery.message)
             delivery.done()
 
     async def take(self, group: asyncio.TaskGroup, in_flight: int) -> None:
