@@ -8,7 +8,6 @@ runs/<run>/checkpoints/<n>-<step>/manifest.json       written last
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,9 +24,11 @@ from shared.contracts.lineage import Fork
 from shared.contracts.messages import StepCommitted
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.scratch import scratch
 from shared.weights import Tensors
 
 FORMAT = "etude-step-1"
+ON_ITS_WAY = "checkpoint-"  # of the folders that a checkpoint passes through
 KEEP = 2  # the newest, and one to fall back to if it is damaged
 
 log = structlog.get_logger()
@@ -136,14 +137,13 @@ def write(
     committed: StepCommitted,
     state: Mapping[str, Tensor],
     trained: frozenset[str] | set[str],
-    scratch: Path,
+    room: Path,
 ) -> Ref:
     """Durable when it returns; atomic: the manifest comes last. Older checkpoints beyond KEEP are deleted after it, and what
     earlier incarnations left of theirs when they died in between."""
     prefix = checkpoint_prefix(committed.run, mine.incarnation, committed.step)
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        path = Path(directory) / "state.safetensors"
+    with scratch(room, ON_ITS_WAY) as folder:
+        path = folder / "state.safetensors"
         save_file(dict(state), path)
         state_ref = objects.put_file(f"{prefix}/state.safetensors", path)
     groups_ref = objects.put(f"{prefix}/groups.json", msgspec.json.encode(sorted(trained)))
@@ -218,14 +218,13 @@ def _readable(objects: Objects, run: str, whole: list[tuple[int, int, str]]) -> 
             log.warning("checkpoint_unreadable", run=run, key=key, reason=f"format {manifest.format!r}, not {FORMAT!r}")
 
 
-def find(objects: Objects, run: str, scratch: Path) -> Resume:
+def find(objects: Objects, run: str, room: Path) -> Resume:
     """The newest checkpoint of the surviving lineage that is whole; a damaged one is passed over, with a warning. The base policy
     only where there is no checkpoint at all. Raises NoneUsable."""
-    scratch.mkdir(parents=True, exist_ok=True)
     while whole := found(objects, run):
         for manifest in _readable(objects, run, whole):
             try:
-                state = load_state(objects, manifest, scratch)
+                state = load_state(objects, manifest, room)
                 groups = msgspec.json.decode(objects.get(manifest.groups), type=list[str])
             except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError) as error:
                 log.warning("checkpoint_damaged", run=run, step=manifest.step, reason=str(error))
@@ -236,8 +235,9 @@ def find(objects: Objects, run: str, scratch: Path) -> Resume:
     return Resume(None, None, frozenset())
 
 
-def load_state(objects: Objects, manifest: StepCheckpoint, scratch: Path) -> dict[str, Tensor]:
-    with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        path = Path(directory) / "state.safetensors"
+def load_state(objects: Objects, manifest: StepCheckpoint, room: Path) -> dict[str, Tensor]:
+    """`room`: where there is room for a whole one on its way."""
+    with scratch(room, ON_ITS_WAY) as folder:
+        path = folder / "state.safetensors"
         objects.get_file(manifest.state, path)
         return {name: tensor.clone() for name, tensor in load_file(path).items()}

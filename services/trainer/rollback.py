@@ -74,7 +74,7 @@ class _Step:
     groups: dict[str, int]
 
 
-def resume(objects: Objects, run: str, serial: int, scratch: Path) -> Resume:
+def resume(objects: Objects, run: str, serial: int, room: Path) -> Resume:
     """Where the run goes on. Raises Impossible."""
     past = _past(objects, run, serial)
     if not past:
@@ -83,7 +83,7 @@ def resume(objects: Objects, run: str, serial: int, scratch: Path) -> Resume:
     for checkpoint in checkpoints.manifests(objects, run):
         if (checkpoint.committed.incarnation, checkpoint.step) == (last.incarnation, last.step):
             try:
-                state = checkpoints.load_state(objects, checkpoint, scratch)
+                state = checkpoints.load_state(objects, checkpoint, room)
                 groups = msgspec.json.decode(objects.get(checkpoint.groups), type=list[str])
             except (ObjectMissing, ObjectDamaged, SafetensorError, msgspec.DecodeError):
                 break

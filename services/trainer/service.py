@@ -9,11 +9,9 @@ import asyncio
 import contextlib
 import contextvars
 import random
-import tempfile
 from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -244,8 +242,9 @@ class Service:
         if back is None:
             return None
         try:
-            with tempfile.TemporaryDirectory() as scratch:
-                await self._in_thread(insist, lambda: rollback.resume(self.objects, run, back.serial, Path(scratch)))
+            # Below the state, as a checkpoint on its way anywhere: /tmp may be memory, and too small for one.
+            room = self.settings.state / "trainer"
+            await self._in_thread(insist, lambda: rollback.resume(self.objects, run, back.serial, room))
         except rollback.Impossible as why:
             said.clear()
             what = f"the run does not go back: {why}"

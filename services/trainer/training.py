@@ -122,7 +122,6 @@ class TrainingRun:
         self._opening = self._open(resume)
 
     def _back_to(self, serial: int) -> checkpoints.Resume:
-        self.cache.mkdir(parents=True, exist_ok=True)
         return insist(lambda: rollback.resume(self.objects, self.run, serial, self.cache))
 
     @property

@@ -6,14 +6,13 @@ sees a whole checkpoint or none. `RunConfig.base` refers to it.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from shared.contracts.run import Ref
 from shared.objects import Objects
+from shared.scratch import scratch
 from shared.settings import Told
 from shared.weights.fetching import fetchers
 
@@ -79,21 +78,17 @@ def download_directory(objects: Objects, ref: Ref, directory: Path, *, weights: 
     if directory.exists():
         return directory
     checkpoint = read_checkpoint(objects, ref)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
-        files = [(f, scratch / name) for name, f in checkpoint.files.items() if weights or not name.endswith(WEIGHTS)]
+    with scratch(directory.parent, f".{directory.name}-") as folder:
+        files = [(f, folder / name) for name, f in checkpoint.files.items() if weights or not name.endswith(WEIGHTS)]
         for _, path in files:
             path.parent.mkdir(parents=True, exist_ok=True)
         with fetchers() as pool:
             for done in [pool.submit(objects.get_file, file, path) for file, path in files]:
                 done.result()
-        scratch.chmod(0o755)
+        folder.chmod(0o755)
         try:
-            scratch.rename(directory)
+            folder.rename(directory)
         except OSError:
             if not directory.exists():  # else: another process was first
                 raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return directory

@@ -54,3 +54,15 @@ def test_what_is_just_being_written_is_left_alone(objects: Objects, tmp_path: Pa
     killed_between_state_and_manifest(objects, third, 3)
     write(objects, second, 4, tmp_path)
     assert places(objects) == {"0000-00000002", "0001-00000003", "0001-00000004", "0002-00000003"}
+
+
+def test_the_file_that_a_killed_trainer_was_writing_goes_with_the_next_checkpoint(
+    objects: Objects, tmp_path: Path
+) -> None:
+    """On a disk of its own, each as large as masters and moments together."""
+    room = tmp_path / "trainer"
+    left = room / f"{checkpoints.ON_ITS_WAY}killed" / "state.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"many bytes")
+    write(objects, claim(objects), 2, room)
+    assert list(room.iterdir()) == []
