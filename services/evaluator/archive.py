@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 import xxhash
 
 from services.evaluator.plan import Result
 from shared.contracts.ids import OPEN_EVALUATIONS, REPORT, evaluation_prefix, open_evaluation
 from shared.contracts.messages import EvalRequested
 from shared.contracts.run import Ref, RunConfig
-from shared.objects import ObjectMissing, Objects
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems import Problem
 from shared.problems.pack import read_problems
+
+log = structlog.get_logger()
 
 
 class _Opened(msgspec.Struct):
@@ -43,10 +46,16 @@ class Archive:
             self._objects.put(key, msgspec.json.encode({**msgspec.to_builtins(request), "opened": at}))
 
     def all_open(self) -> list[EvalRequested]:
-        """In the order in which they were accepted."""
-        found = [self._read(key) for key in sorted(self._objects.list(OPEN_EVALUATIONS))]
-        found.sort(key=lambda data: msgspec.json.decode(data, type=_Opened).opened)
-        return [msgspec.json.decode(data, type=EvalRequested) for data in found]
+        """In the order in which they were accepted. One that cannot be read is said, and keeps nobody else waiting."""
+        found: list[tuple[float, EvalRequested]] = []
+        for key in sorted(self._objects.list(OPEN_EVALUATIONS)):
+            try:
+                data = self._read(key)
+                opened = msgspec.json.decode(data, type=_Opened).opened
+                found.append((opened, msgspec.json.decode(data, type=EvalRequested)))
+            except (ObjectMissing, ObjectDamaged, msgspec.MsgspecError) as error:
+                log.error("open_evaluation_unreadable", key=key, error=f"{type(error).__name__}: {error}")
+        return [request for _, request in sorted(found, key=lambda pair: pair[0])]
 
     def keep(self, request: EvalRequested, results: Sequence[Result]) -> None:
         data = msgspec.json.Encoder().encode_lines(results)
@@ -61,12 +70,16 @@ class Archive:
         return self._objects.put(f"{_folder(request)}/{REPORT}", msgspec.json.encode(report))
 
     def known_report(self, request: EvalRequested) -> tuple[Ref, dict[str, Any]] | None:
-        """The report of an evaluation that ended before, for a request that comes again."""
+        """The report of an evaluation that ended before, for a request that comes again. None: there is none that can be
+        read; it is measured, perhaps once more."""
         try:
             ref = self._objects.head(f"{_folder(request)}/{REPORT}")
+            return ref, msgspec.json.decode(self._objects.get(ref), type=dict[str, Any])
         except ObjectMissing:
             return None
-        return ref, msgspec.json.decode(self._objects.get(ref))
+        except (ObjectDamaged, msgspec.MsgspecError) as error:
+            log.error("report_unreadable", run=request.run, eval=request.eval, error=f"{type(error).__name__}: {error}")
+            return None
 
     def close(self, request: EvalRequested) -> None:
         """The report holds all results now."""

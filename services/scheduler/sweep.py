@@ -25,7 +25,7 @@ from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.messages import EvalRequested
 from shared.ledger.models import Attempt, Event, Group, Incarnation, Policy, Replica, Trained
 from shared.ledger.transitions import GROUP_MOVES, LIVE, GroupState
-from shared.objects import ObjectMissing, Objects
+from shared.objects import ObjectDamaged, ObjectMissing, Objects
 
 OVER = frozenset(state for state in GroupState if not GROUP_MOVES[state])
 CHUNK = 2000  # objects; two requests of a listing, and some hundreds of attempts to ask the ledger about
@@ -106,8 +106,8 @@ def evaluated(objects: Objects, run: str) -> set[int]:
     for key in objects.list(f"{OPEN_EVALUATIONS}{run}/"):
         try:
             found.add(msgspec.json.decode(objects.get(objects.head(key)), type=EvalRequested).serial)
-        except ObjectMissing:
-            continue  # its report came meanwhile
+        except (ObjectMissing, ObjectDamaged, msgspec.MsgspecError):
+            continue  # its report came meanwhile, or the evaluator cannot read what is asked for either
     return found
 
 

@@ -18,6 +18,7 @@ from services.evaluator.config import EvaluatorSettings
 from services.evaluator.service import serve
 from shared import bus as buses
 from shared.contracts import topics
+from shared.contracts.ids import open_evaluation
 from shared.contracts.messages import (
     Effort,
     EvalFinished,
@@ -250,6 +251,26 @@ def test_an_evaluation_that_can_never_begin_is_buried_with_the_reason_and_ends(r
             assert (message.eval, message.figures["attempts"]) == ("broken", 0)
             assert report["error"]
             check(*await finished(p, 2))
+            assert not serving.done()
+
+    run(scenario)
+
+
+def test_an_open_request_or_a_report_that_is_damaged_keeps_no_other_evaluation_from_being_made(run: Runner) -> None:
+    """A power loss may leave a file empty (`fsync` is off by default)."""
+
+    async def scenario(p: Platform, world: World) -> None:
+        async with evaluator(p):
+            await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p))
+            message, _ = await finished(p)
+            await eventually(lambda: not Archive(p.objects).all_open())
+        damaged, report = open_evaluation(RUN, "damaged"), message.report.key
+        Archive(p.objects).open(request(p, "damaged"), 0.0)
+        for key in (damaged, report):
+            (p.state / "objects" / key).write_bytes(b"")
+        async with evaluator(p) as serving:
+            await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p))
+            check(*await finished(p, 2))  # measured once more
             assert not serving.done()
 
     run(scenario)

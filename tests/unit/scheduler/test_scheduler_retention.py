@@ -168,6 +168,7 @@ def test_what_is_served_promoted_or_evaluated_and_the_newest_are_rebuilt_after_t
         connection.execute(insert(Event).values(once))
         asked = EvalRequested(run="r", eval="e", serial=1, pack=REF, pack_hidden=REF)
         objects.put(open_evaluation("r", "e"), msgspec.json.encode(asked))
+        objects.put(open_evaluation("r", "cut-short"), b"")
     for _ in sweep(told, objects, "r", patience_s=60.0, delete=True, last=1):
         pass
     for one in published:
