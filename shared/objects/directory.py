@@ -27,6 +27,7 @@ from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, keys
 
 CHUNK = 1 << 20
+FOLDER_TRIES = 20  # to lose its new folder to somebody's delete so often, a put would have to meet as many of them
 CHECKSUM = "user.xxh3-128"
 SWEEP_AFTER_S = 24 * 3600.0  # a temporary that nobody has written to for so long belongs to a dead process
 
@@ -99,9 +100,14 @@ class DirectoryObjects:
                 yield key, self._path(key).stat().st_size
 
     def delete(self, key: str) -> None:
-        """Deleting what is not there is no error."""
+        """Deleting what is not there is no error. Folders that are empty then go too: every checkpoint has one of its own,
+        and a listing looks into each."""
+        path = self._path(key)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self._path(key).unlink()
+            path.unlink()
+        with contextlib.suppress(OSError):  # the first that is not empty ends it, or one that somebody was faster to remove
+            for folder in path.parents[: len(key.split("/")) - 1]:
+                folder.rmdir()
 
     def _path(self, key: str) -> Path:
         return self.root / keys.check(key)
@@ -135,8 +141,7 @@ class DirectoryObjects:
         # Each is an entry of the one above it. A folder that another process makes in this very moment, that one syncs.
         new = [folder for folder in target.parents if not folder.exists()] if self._fsync else []
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            how(temporary, target)
+            self._named(how, temporary, target)
         except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
             if target.is_file() and isinstance(error, FileExistsError):
                 raise
@@ -144,6 +149,17 @@ class DirectoryObjects:
         if self._fsync:
             for folder in (target.parent, *(made.parent for made in new)):
                 _sync(folder)
+
+    @staticmethod
+    def _named(how: Callable[[Path, Path], None], temporary: Path, target: Path) -> None:
+        """Gives the temporary its name; makes the folder once more where a delete beside us took it while it was empty."""
+        for left in reversed(range(FOLDER_TRIES)):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                return how(temporary, target)
+            except (FileNotFoundError, FileExistsError):  # mkdir says the latter, too, of a folder that is gone again
+                if not left or target.exists() or any(folder.is_file() for folder in target.parents):
+                    raise
 
     def _walk(self, folder: Path, path: str, begin: str) -> Iterator[str]:
         try:

@@ -138,6 +138,32 @@ def test_what_is_deleted_while_a_directory_is_listed_is_passed_over(tmp_path):
 BAD_KEYS = ["", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", ".", "a/./b", "a\\b", "a\x00b", "a\nb", ".tmp/x"]
 
 
+def test_puts_beside_deletes_in_the_same_folders_all_succeed(objects, prefix):
+    def put_and_delete(worker: int) -> None:
+        for round_ in range(40):
+            key = f"{prefix}/a/{round_ % 2}/{worker}"
+            ref = objects.put_if_absent(key, b"x") if round_ % 3 else objects.put(key, b"x")
+            assert objects.get(ref) == b"x"
+            objects.delete(key)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(put_and_delete, range(4)))
+    assert list(objects.list(prefix)) == []
+
+
+def test_a_directory_keeps_no_folder_of_what_was_deleted(tmp_path):
+    """A trainer deletes a checkpoint with every step, and looks through their folders with every step."""
+    objects = connect(f"file:{tmp_path / 'objects'}")
+    for key in ("runs/r/checkpoints/0000-1/manifest.json", "runs/r/checkpoints/0000-1/state", "runs/r/config.json"):
+        objects.put(key, b"x")
+    objects.delete("runs/r/checkpoints/0000-1/manifest.json")
+    assert list(objects.list("runs/r/checkpoints/")) == ["runs/r/checkpoints/0000-1/state"]
+    objects.delete("runs/r/checkpoints/0000-1/state")
+    assert [path.name for path in (tmp_path / "objects" / "runs" / "r").iterdir()] == ["config.json"]
+    objects.delete("runs/r/config.json")
+    assert [path.name for path in (tmp_path / "objects").iterdir()] == [".tmp"]
+
+
 @pytest.mark.parametrize("key", [*BAD_KEYS, "x" * 1025, "\ud800"])
 def test_a_key_that_is_no_plain_path_is_refused(objects, key, tmp_path):
     with pytest.raises(ValueError, match="object key"):
