@@ -269,13 +269,18 @@ class Store:
         )
 
     def lag(self, group: str, topic: str) -> int:
-        """Messages at or beyond the committed position, over all partitions."""
+        """Messages at or beyond the committed position, over all partitions. What every partition has left behind is not
+        looked at: a topic may hold a week of it, and this is asked every few seconds."""
+        known = self.positions(group, topic)
+        found = self._db.execute("SELECT partitions FROM topics WHERE topic = ?", (topic,)).fetchone()
+        begun = found is not None and all(part in known for part in range(found[0]))
+        first = min(at.offset for at in known.values()) if begun and known else 0
         return int(
             self._db.execute(
                 "SELECT count(*) FROM messages m "
                 "LEFT JOIN positions p ON p.grp = ? AND p.topic = m.topic AND p.part = m.part "
-                "WHERE m.topic = ? AND m.offset >= coalesce(p.position, 0)",
-                (group, topic),
+                "WHERE m.topic = ? AND m.offset >= ? AND m.offset >= coalesce(p.position, 0)",
+                (group, topic, first),
             ).fetchone()[0]
         )
 

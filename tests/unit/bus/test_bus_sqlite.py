@@ -10,7 +10,7 @@ import pytest
 
 from shared.bus import BusUnavailable, connect, dead_letters
 from shared.bus.sqlite import SqliteBus
-from shared.bus.sqlite_store import Row, Store
+from shared.bus.sqlite_store import Position, Row, Store
 from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert, PolicyApplied, RunControl
 from shared.contracts.topics import POLICIES_APPLIED, RUNS_CONTROL, Topic
@@ -344,4 +344,50 @@ def test_whether_a_letter_was_written_is_found_without_looking_at_the_others(tmp
         return len(looked)
 
     assert had(5000) <= had(10) + 10
+    store.close()
+
+
+def test_asking_how_far_a_group_is_behind_costs_nothing_for_what_it_has_left_behind(tmp_path):
+    """The console asks for every group every few seconds, of topics that may keep a week."""
+    store = Store(tmp_path / "bus.db")
+    steps = 0
+
+    def count_step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def asked(behind: int, ahead: int) -> int:
+        """The work of one question, in steps of SQLite's machine."""
+        nonlocal steps
+        rows = [Row("t", i % 4, "k", b"x", "{}") for i in range(behind + ahead)]
+        with store.write():
+            store.append(rows)
+            tail = store.tail()
+            store.take("g", "t", range(4), "m")
+            store.commit("g", [("t", part, Position(tail - ahead + 1, "")) for part in range(4)], "m")
+        store._db.set_progress_handler(count_step, 1)
+        try:
+            steps = 0
+            assert store.lag("g", "t") == ahead
+            return steps
+        finally:
+            store._db.set_progress_handler(None, 1)
+
+    with store.write():
+        store.know(TOPIC, keep=True)
+    few = asked(behind=20, ahead=20)
+    assert asked(behind=5000, ahead=20) <= 2 * few
+    store.close()
+
+
+def test_a_partition_that_a_group_never_read_counts_whole_however_far_the_others_are(tmp_path):
+    store = Store(tmp_path / "bus.db")
+    with store.write():
+        store.know(TOPIC, keep=True)
+        store.append([Row("t", i % 4, "k", b"x", "{}") for i in range(40)])
+        store.take("g", "t", range(3), "m")
+        store.commit("g", [("t", part, Position(41, "")) for part in range(3)], "m")
+    assert store.lag("g", "t") == 10
+    assert store.lag("another", "t") == 40
     store.close()
