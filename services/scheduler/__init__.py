@@ -17,6 +17,8 @@ Invariants:
   a restart decides what the old process would have decided.
 - One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
 
+- Its time never goes back (`clock`), whatever the machine's does.
+
 How it is built: `gate`, `hardness`, `reconciler`, `rotation`, `life` are pure rules, as is `shared.contracts.lineage`;
 `working_set` is a run in memory (`records`, `catalogue`); `intake` applies messages to it (`control`: what people say);
 `decisions` draws the conclusions, `requesting` asks for more; `desk` does one batch against `store`; `relay` publishes the

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from services.scheduler.clock import Clock
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.desk import ABSENT_S, Desk, Result
 from services.scheduler.housekeeping import Housekeeping
@@ -161,6 +162,7 @@ class _Term:
             grading_s=config.grading_limit_s,
             replica_patience_s=config.replica_patience_s,
         )
+        self.clock = Clock()
         self.relay = Relay(bus)
         self.housekeeping = Housekeeping(config, objects, bus, read_config, term)
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
@@ -173,6 +175,7 @@ class _Term:
         stopping = asyncio.create_task(self.stop.wait())
         stopping.add_done_callback(lambda _: leave.set())
         try:
+            self.clock.not_before(await self._patiently(self.store.newest))
             self.relay.add(await self._patiently(self.store.pending))  # committed, and perhaps never published
             async with contextlib.aclosing(self._inbound(leave)) as inbound:
                 async for batch in inbound:
@@ -236,7 +239,7 @@ class _Term:
 
         def handle() -> Result:
             with BATCH.time():
-                return self.desk.handle(batch, time.time(), marks, listening=listening)
+                return self.desk.handle(batch, self.clock.now(), marks, listening=listening)
 
         result = await self._patiently(handle)
         self.relay.marked(marks)
@@ -264,7 +267,7 @@ class _Term:
         now = time.monotonic()
         if any(delivery.topic in FROM_WORKERS for delivery in batch):
             self.heard_at = now
-        if now - self.heard_at < ABSENT_S or not self.desk.overdue(time.time()):
+        if now - self.heard_at < ABSENT_S or not self.desk.overdue(self.clock.now()):
             return True
         try:
             async with asyncio.timeout(ASK_WITHIN_S):
@@ -304,7 +307,7 @@ class _Term:
         if time.monotonic() - self.pruned_at > PRUNE_EVERY_S:
             self.pruned_at = time.monotonic()
             try:
-                await asyncio.to_thread(self.store.prune, time.time() - KEEP_MESSAGES_S, self.desk.term)
+                await asyncio.to_thread(self.store.prune, self.clock.now() - KEEP_MESSAGES_S, self.desk.term)
             except (DBAPIError, OSError) as error:  # nothing hangs on it; the next batch waits for the ledger
                 log.warning("not_pruned", error=str(error), again_in_s=PRUNE_EVERY_S)
 

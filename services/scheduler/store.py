@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Engine, bindparam, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, select, update
 
 from services.scheduler import loading, rows
 from services.scheduler.records import Group, Message
@@ -93,6 +93,15 @@ class Store:
                 t.c.run_id == run, t.c.topic == topic, t.c.position == offset, t.c.digest == digest
             )
             return connection.execute(query).first() is not None
+
+    def newest(self) -> float:
+        """The latest time that was entered; 0: nothing was yet. What was said stays in the outbox for an hour."""
+        events, runs, outbox = TABLES["events"], TABLES["runs"], TABLES["outbox"]
+        last = (runs.c.run_id == events.c.run_id) & (runs.c.last_event == events.c.sequence)
+        with self.engine.begin() as connection:
+            entered = connection.execute(select(func.max(events.c.at)).select_from(runs.join(events, last))).scalar()
+            said = connection.execute(select(func.max(outbox.c.created_at))).scalar()
+        return max(entered or 0.0, said or 0.0)
 
     def pending(self) -> list[tuple[str, Message]]:
         """Messages that were committed and perhaps not published, in their order per run."""
