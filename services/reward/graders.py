@@ -121,6 +121,10 @@ class Graders:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def ended(self) -> None:
+        """Returns never; raises what the background work ended with. Nothing is graded any more then."""
+        await asyncio.gather(*self._tasks)
+
     async def grade(self, item: Item) -> Graded:
         """Raises GradingFailed."""
         pending = _Pending(item, asyncio.get_running_loop().create_future())
@@ -190,10 +194,14 @@ class Graders:
                 self.health.wait_on("objects")
             now = time.monotonic()
             for sent in list(self._sent):
-                if (answer := answers.get(sent.key)) is not None:
+                answer = answers.get(sent.key)
+                if answer is not None and len(answer.results) != len(sent.pending):  # no answer to this job
+                    log.warning("answer_unfit", key=sent.key, results=len(answer.results), expected=len(sent.pending))
+                elif answer is not None:
                     self._sent.remove(sent)
                     self._settle(sent, answer)
-                elif error is not None:
+                    continue
+                if error is not None:
                     continue  # it may be answered
                 elif sent.given_again is not None:
                     if now - sent.given_again > FORGET_AFTER * self.patience_s:

@@ -44,10 +44,12 @@ async def serve(
     async with graders, asyncio.TaskGroup() as group:
         listening = group.create_task(service.listen())
         taking = group.create_task(service.take(group, config.reward_in_flight))
+        grading = group.create_task(graders.ended())
         await stop.wait()
         taking.cancel()
         listening.cancel()
         await service.drain(config.reward_linger_s + 5.0)
+        grading.cancel()
 
 
 class RewardService:

@@ -215,3 +215,44 @@ def test_an_answer_that_cannot_be_understood_is_asked_for_again(tmp_path: Path) 
         assert len([job for job in sent if job.items]) == 2
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_an_answer_of_another_number_of_results_is_asked_for_again_and_stops_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        sent: list[Job] = []
+
+        class Miscounting:
+            async def send(self, job: Job) -> None:
+                sent.append(job)
+                results = [SOLVED] * (len(job.items) + (len(sent) == 1))
+                objects.put(job.answer_key, msgspec.json.encode(Answer(results=list(results))))
+
+            async def close(self) -> None: ...
+
+        health = Health("reward", settings)
+        async with Graders(Miscounting(), objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
+            assert await graders.grade(item("a")) == SOLVED
+            assert await graders.grade(item("b")) == SOLVED
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_work_in_the_background_that_ends_is_told_to_whoever_waits_for_it(tmp_path: Path) -> None:
+    """Else attempts would wait for ever at a service that seems well."""
+
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        health = Health("reward", settings)
+
+        objects = connect(settings.objects_url)
+        jobs = Answering(objects, lambda _: SOLVED)
+        async with Graders(jobs, objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
+            health.clear = None  # type: ignore[assignment,method-assign]
+            waiting = asyncio.create_task(graders.grade(item("a")))
+            with pytest.raises(TypeError):
+                await graders.ended()
+            waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
