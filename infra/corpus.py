@@ -6,6 +6,7 @@ directory appears whole or not at all; a second call returns at once.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import shutil
 import subprocess
@@ -34,4 +35,6 @@ def install(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    install(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m infra.corpus", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("out", type=Path, help="the directory of it; made, or replaced as a whole")
+    install(parser.parse_args().out)

@@ -6,6 +6,7 @@ python -m infra.generate          # a test fails when the files are not what thi
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -61,8 +62,9 @@ def settings_page() -> str:
         "Every service reads environment variables, over a TOML file that `ETUDE_CONFIG` names (keys there: lower case,\n"
         "without `ETUDE_`). One file serves all: a service passes over what another declares, and a name that none declares is\n"
         "refused. `python -m services.NAME --check` prints the resolved whole, secrets masked, and exits, `python -m services\n"
-        "--check` tries every service's; a wrong value ends a service at once (code 2) with the field, what was found and what\n"
-        "is allowed, and `etude up`, `etude demo` and `etude eval` say so before they begin.\n\n"
+        "--check` tries every service's, `python -m services.NAME --help` lists what one can be told; a wrong value ends a\n"
+        "service at once (code 2) with the field, what was found and what is allowed, and `etude up`, `etude demo` and\n"
+        "`etude eval` say so before they begin.\n\n"
         "What a *run* learns with is no setting of a service: it is stored with the run ([run.md](run.md)).\n",
     ]
     for title, rows in declared.settings().items():
@@ -99,6 +101,7 @@ def run_page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m infra.generate", description=(__doc__ or "").split("\n")[0]).parse_args()
     for path, text in files().items():
         (declared.ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (declared.ROOT / path).write_text(text)

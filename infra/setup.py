@@ -8,6 +8,7 @@ makes second runs instant.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.util
 import os
@@ -195,4 +196,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python3 infra/setup.py", description=(__doc__ or "").split("\n")[0]).parse_args()
     main()

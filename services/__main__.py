@@ -38,10 +38,13 @@ def wrong() -> list[str]:
 
 
 def main() -> None:
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print((__doc__ or "").strip())
+        raise SystemExit(0)
     if sys.argv[1:] != ["--check"]:
-        sys.exit(
-            f"found {' '.join(sys.argv[1:]) or 'nothing'}; allowed: --check (services start by themselves: services.NAME)"
-        )
+        found = " ".join(sys.argv[1:]) or "nothing"
+        print(f"found {found}; allowed: --check, --help (services start by themselves: services.NAME)", file=sys.stderr)
+        raise SystemExit(REFUSED)
     lines = wrong()
     print("\n".join(lines), file=sys.stderr, end="\n" if lines else "")
     raise SystemExit(REFUSED if lines else 0)

@@ -118,9 +118,12 @@ class ServiceSettings(BaseSettings):
 
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
-    """Settings of a service. With `--check` in argv prints the resolved whole, secrets masked, and exits 0. A bad value
-    ends the process with code REFUSED and the text of BadSettings."""
+    """Settings of a service. With `--check` in argv prints the resolved whole, secrets masked, and exits 0; with `--help` what
+    there is to set. A bad value ends the process with code REFUSED and the text of BadSettings."""
     argv = sys.argv[1:] if argv is None else argv
+    if {"--help", "-h"} & set(argv):
+        print(explained(cls, sys.modules["__main__"].__doc__ or ""))
+        raise SystemExit(0)
     try:
         settings = read(cls)
     except BadSettings as error:
@@ -130,7 +133,7 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     unknown = [k for k in argv if k not in ("--check",)]
     if unknown:
         print(
-            f"unknown argument {unknown[0]!r}; allowed: --check (settings come from ETUDE_… and ETUDE_CONFIG)",
+            f"unknown argument {unknown[0]!r}; allowed: --check, --help (settings come from ETUDE_… and ETUDE_CONFIG)",
             file=sys.stderr,
         )
         raise SystemExit(REFUSED)
@@ -212,6 +215,25 @@ def _require_names(cls: type[ServiceSettings]) -> None:
     ]
     if slips:
         raise ValueError("\n".join(slips))
+
+
+def explained(cls: type[ServiceSettings], about: str) -> str:
+    """For `--help`: what the program is, and the settings that it has beside those of every service."""
+    own = [
+        f"  ETUDE_{name.upper()} = {default if (default := field.get_default(call_default_factory=True)) is not None else ''}\n"
+        f"      {field.description}"
+        for name, field in cls.model_fields.items()
+        if name not in ServiceSettings.model_fields
+    ]
+    return "\n\n".join(
+        (
+            about.strip(),
+            "--check prints the resolved settings, secrets masked, and exits. Its own, with their defaults:",
+            "\n".join(own),
+            f"Those of every service ({', '.join(f'ETUDE_{name.upper()}' for name in ServiceSettings.model_fields)}): "
+            "docs/settings.md.",
+        )
+    )
 
 
 def dump(settings: ServiceSettings) -> str:

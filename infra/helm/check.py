@@ -9,6 +9,7 @@ check runs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -200,4 +201,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m infra.helm.check", description=(__doc__ or "").split("\n")[0]).parse_args()
     main()

@@ -18,7 +18,7 @@ import shared
 from services.curator import build
 from shared.formats import Format
 from shared.formats.fitting import gated, read_fitting
-from shared.formats.registry import CARD, load_format
+from shared.formats.registry import UnknownFormat, load_format
 from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
@@ -156,12 +156,10 @@ def import_(
 
 def _format(checkpoint: Path) -> Format:
     """Raises ValueError."""
-    if not (checkpoint / CARD).is_file():
-        raise ValueError(
-            f"--checkpoint {checkpoint}: found no {CARD} there; allowed: a checkpoint directory that names its chat format, as "
-            "`etude export` writes it"
-        )
-    return load_format(checkpoint)
+    try:
+        return load_format(checkpoint)
+    except UnknownFormat as error:
+        raise ValueError(f"--checkpoint {error}") from None
 
 
 def _nothing_for(split: str, passed: list[tuple[Problem, Hidden]], share: float) -> str:

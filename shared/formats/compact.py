@@ -86,7 +86,9 @@ class Compact:
         """The format of a checkpoint directory, by its etude.json."""
         path = checkpoint / "etude.json"
         if not path.is_file():
-            raise FormatError(f"{checkpoint} has no etude.json: name the chat format by --format")
+            raise FormatError(
+                f"{checkpoint}: found no etude.json there; allowed: a checkpoint directory as `etude export` writes it"
+            )
         card = json.loads(path.read_text())
         if card.get("format") != NAME:
             raise FormatError(f"{path}: format {card.get('format')!r}; this reader knows {NAME!r}")

@@ -30,7 +30,10 @@ def load_format(directory: Path) -> Format:
     try:
         name = json.loads(path.read_text()).get("format")
     except FileNotFoundError:
-        raise UnknownFormat(f"{directory} has no {CARD}: name the chat format by --format") from None
+        raise UnknownFormat(
+            f"{directory}: found no {CARD} there; allowed: a checkpoint directory that names its chat format, as `etude export` "
+            "writes it"
+        ) from None
     except (json.JSONDecodeError, AttributeError) as error:
         raise UnknownFormat(f"{path}: not a JSON object ({error})") from None
     if name not in FORMATS:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from infra.grafana.schema import DASHBOARDS, wrong
 from infra.servers import Unavailable
 
 if __name__ == "__main__":
+    about = "Every dashboard against Grafana's schema (needs Go)."
+    argparse.ArgumentParser(prog="python -m infra.grafana.schema", description=about).parse_args()
     paths = sorted(DASHBOARDS.glob("*.json"))
     try:
         lines = wrong(paths)

@@ -87,19 +87,22 @@ def probe(
     """Development figures: pass@1, first edits, testing and retrying. Held-out problems are refused."""
     from services.trainer.base.probe import probe as measure
 
-    by_kind: dict[str, list[float]] | None = {} if kinds else None
-    if json_out:
-        _plain_errors(lambda: require_writable(json_out, "--json"))
-    figures = measure(
-        checkpoint, pack, split=split, count=count, samples=samples, seed=seed, temperature=temperature,
-        sandbox=sandbox, kinds=by_kind,
-    )  # fmt: skip
-    text = json.dumps(dataclasses.asdict(figures), indent=2)
-    typer.echo(text)
-    if json_out:
-        write_whole(json_out, text + "\n")
-    for kind, successes in sorted((by_kind or {}).items()):
-        typer.echo(f"{kind:<14} {sum(successes) / len(successes):.3f} of {len(successes)}")
+    def work() -> None:
+        by_kind: dict[str, list[float]] | None = {} if kinds else None
+        if json_out:
+            require_writable(json_out, "--json")
+        figures = measure(
+            checkpoint, pack, split=split, count=count, samples=samples, seed=seed, temperature=temperature,
+            sandbox=sandbox, kinds=by_kind,
+        )  # fmt: skip
+        text = json.dumps(dataclasses.asdict(figures), indent=2)
+        typer.echo(text)
+        if json_out:
+            write_whole(json_out, text + "\n")
+        for kind, successes in sorted((by_kind or {}).items()):
+            typer.echo(f"{kind:<14} {sum(successes) / len(successes):.3f} of {len(successes)}")
+
+    _plain_errors(work)
 
 
 @app.command()

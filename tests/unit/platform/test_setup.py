@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +22,18 @@ def test_this_python_makes_the_environment_where_it_will_do(version):
 @pytest.mark.parametrize("version", [(3, 9), (3, 10), (3, 13)])
 def test_another_python_lets_uv_find_one_that_does(version):
     assert setup.interpreter(version) == ">=3.11,<=3.12.99"
+
+
+@pytest.mark.parametrize(
+    "module", ["setup", "corpus", "sglang_cpu", "generate", "helm.check", "grafana.schema", "servers"]
+)
+def test_what_downloads_or_writes_does_neither_when_it_is_asked_for_help(module, tmp_path):
+    command = [sys.executable, "-m", f"infra.{module}", "--help"]
+    alone = {**os.environ, "PYTHONPATH": str(setup.ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,19 @@ def test_check_prints_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "ledger = 'postgresql://etude:***@db/etude'" in shown
 
 
+@pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)
+def test_help_lists_what_a_service_can_be_told_even_while_a_setting_is_bad(
+    cls: type[ServiceSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETUDE_PORT", "70000")
+    with pytest.raises(SystemExit) as exit_:
+        load(cls, ["--help"])
+    said = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert all(f"ETUDE_{name.upper()}" in said for name in cls.model_fields)
+    assert "Undefined" not in said
+
+
 @pytest.mark.parametrize(
     "value", ['{"ann": 271828}', '["271828"]', '{"ann": ["271828"]}', '{"ann": 271828', "271828"], ids=lambda _: ""
 )
