@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from etude.hearing import embedded
 from etude.standing import HEARD, Listener, Standing, Standings
 from etude.supervisor import holder
 from shared import bus as buses
@@ -111,12 +112,6 @@ def require_listeners(settings: ServiceSettings) -> None:
         raise Refused(f"nothing runs in {settings.state}: `{in_folder('etude up --detach', settings)}` first")
 
 
-def embedded(settings: ServiceSettings) -> Path | None:
-    """The bus's file; None: the bus is a server."""
-    scheme, _, rest = settings.bus_url.partition(":")
-    return Path(rest.partition("?")[0]) if scheme == "sqlite" else None
-
-
 def in_folder(command: str, settings: ServiceSettings) -> str:
     """The command, with --state where it would look elsewhere without."""
     elsewhere = settings.state != Path(os.environ.get("ETUDE_STATE") or ".etude")
@@ -133,6 +128,8 @@ def chosen(standings: Standings, run: str) -> Standing:
     unfinished = standings.unfinished
     if len(unfinished) == 1:
         return unfinished[0]
+    if not standings.runs:
+        raise Refused("no run was started here: `etude start` begins one")
     if not unfinished:
         raise Refused("no run goes on here: `etude runs` lists those that have ended, `etude start` begins one")
     names = ", ".join(f"{one.run} ({one.state})" for one in unfinished)

@@ -21,8 +21,8 @@ import typer
 from etude.acting import Refused, Say, chosen
 from etude.demo.conduct import tell
 from etude.demo.report import figures_of, in_points, paired, within
-from etude.standing import HEARD, Listener, Standing
-from shared import bus as buses
+from etude.hearing import past
+from etude.standing import HEARD, Standing, Standings
 from shared import objects as stores
 from shared.contracts.ids import REPORT, evaluations, policy_prefix
 from shared.objects import ObjectMissing, Objects
@@ -203,9 +203,6 @@ async def show(settings: ServiceSettings, run: str, out: Path | None) -> None:
 
 
 async def _standing(settings: ServiceSettings, run: str, *, followed: bool = False) -> Standing:
-    bus = buses.connect(settings.bus_url, client="etude-measure")
-    try:
-        async with Listener(bus, HEARD) as listener:
-            return chosen(listener.standings, run or (listener.standings.followed if followed else ""))
-    finally:
-        await bus.close()
+    standings = Standings()
+    await past(settings, HEARD, standings.hear, client="etude-measure")
+    return chosen(standings, run or (standings.followed if followed else ""))

@@ -14,9 +14,9 @@ from rich.console import Console
 from etude.acting import Refused, act, fitting, require_listeners
 from etude.demo.report import in_points, paired
 from etude.demo.watch import say
+from etude.hearing import past
 from etude.measuring import done, evaluate
-from etude.standing import HEARD, Listener
-from shared import bus as buses
+from etude.standing import HEARD, Standings
 from shared import objects as stores
 from shared.settings import ServiceSettings
 
@@ -71,12 +71,9 @@ async def tried(
 async def _fitting(settings: ServiceSettings, run: str, version: int) -> str:
     """The run's name. Refused before anything is measured is what would be refused after it."""
     require_listeners(settings)
-    bus = buses.connect(settings.bus_url, client="etude-canary")
-    try:
-        async with Listener(bus, HEARD) as listener:
-            return fitting(listener.standings, run, "rollback", version).run
-    finally:
-        await bus.close()
+    standings = Standings()
+    await past(settings, HEARD, standings.hear, client="etude-canary")
+    return fitting(standings, run, "rollback", version).run
 
 
 async def measured(

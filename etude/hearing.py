@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shared import bus as buses
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.codec import sent_at
 from shared.contracts.topics import Topic
+from shared.settings import ServiceSettings
 
 ANSWER_WITHIN_S = 30.0
 SILENT_S = 30.0  # while the past is read, which may take long: a year of messages on a slow broker
+
+
+def embedded(settings: ServiceSettings) -> Path | None:
+    """The bus's file; None: the bus is a server."""
+    scheme, _, rest = settings.bus_url.partition(":")
+    return Path(rest.partition("?")[0]) if scheme == "sqlite" else None
+
+
+def silent(settings: ServiceSettings) -> bool:
+    """Nobody has said anything: the bus is a file, and there is none. Whoever only looks makes none: a folder that holds a bus
+    is a platform's, in which `etude demo` begins nothing."""
+    file = embedded(settings)
+    return file is not None and not file.exists()
+
+
+async def past(
+    settings: ServiceSettings, topics: Sequence[Topic], hear: Callable[[Any, float], None], *, client: str
+) -> None:
+    """Gives everything that was said to `hear`, as Hearing does, and ends. Raises BusUnavailable."""
+    if silent(settings):
+        return
+    bus = buses.connect(settings.bus_url, client=client)
+    try:
+        async with Hearing(bus, topics, hear):
+            pass
+    finally:
+        await bus.close()
 
 
 class Hearing:

@@ -15,9 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from etude.acting import chosen
-from etude.hearing import Hearing
+from etude.hearing import past
 from etude.standing import LEADS_TO, Standings
-from shared import bus as buses
 from shared.contracts import topics as t
 from shared.contracts.messages import BY_SCHEDULER, Alert, PolicyPromoted, RunControl
 from shared.settings import ServiceSettings
@@ -100,13 +99,9 @@ async def read(settings: ServiceSettings, run: str) -> list[Entry]:
         standings.hear(message, at)
         history.hear(message, at)
 
-    bus = buses.connect(settings.bus_url, client="etude-runs")
-    try:
-        async with Hearing(bus, HEARD, hear):
-            chosen(standings, run)
-            return history.entries
-    finally:
-        await bus.close()
+    await past(settings, HEARD, hear, client="etude-runs")
+    chosen(standings, run)
+    return history.entries
 
 
 def rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:

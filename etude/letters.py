@@ -11,7 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from etude.hearing import silent
 from shared import bus as buses
 from shared.bus import Bus, BusUnavailable, Delivery, dead_letters
 from shared.contracts.codec import MessageTooLarge, Raw
@@ -54,7 +55,7 @@ def list_(state: State = Path(".etude")) -> None:
         return [(topic.name, kept[topic.dead_letter], left[topic.dead_letter]) for topic in TOPICS.values()]
 
     table = Table("topic", "dead letters", "never put back")
-    for name, kept, left in _with_bus(state, counted):
+    for name, kept, left in _with_bus(state, counted) or []:
         if kept:
             table.add_row(name, str(kept), str(left))
     console.print(table if table.row_count else "No dead letters.")
@@ -85,7 +86,8 @@ class Elsewhere(Told, RuntimeError):
 def replay(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None:
     """Put dead letters back into their topic, byte for byte: all that never were, or the one at --offset (again)."""
     topic = _topic(name)
-    count = _with_bus(state, lambda bus: _replay_one(bus, topic, offset) if offset >= 0 else _replay_all(bus, topic))
+    put_back = _with_bus(state, lambda bus: _replay_one(bus, topic, offset) if offset >= 0 else _replay_all(bus, topic))
+    count = put_back or 0
     console.print(f"{name}: {count} put back.")
     if offset >= 0 and not count:
         raise typer.Exit(1)
@@ -189,24 +191,20 @@ def _topic(name: str) -> Topic:
     return TOPICS[name]
 
 
-def _with_bus(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T:
-    """Ends the command with a text and exit code 1 when the bus cannot be used."""
+def _with_bus(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T | None:
+    """What comes of the work; None where nobody has used this bus yet. Ends the command with a text and exit code 1 when
+    the bus cannot be used."""
     try:
-        return asyncio.run(_run(state, work))
+        settings = read(ServiceSettings, state=state)
+        return None if silent(settings) else asyncio.run(_run(settings, work))
     except (Told, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 
 
-async def _run(state: Path, work: Callable[[Bus], Awaitable[T]]) -> T:
-    async with _open(state) as bus:
-        return await work(bus)
-
-
-@asynccontextmanager
-async def _open(state: Path) -> AsyncIterator[Bus]:
-    bus = buses.connect(read(ServiceSettings, state=state).bus_url, client="etude-dlq")
+async def _run(settings: ServiceSettings, work: Callable[[Bus], Awaitable[T]]) -> T:
+    bus = buses.connect(settings.bus_url, client="etude-dlq")
     try:
-        yield bus
+        return await work(bus)
     finally:
         await bus.close()

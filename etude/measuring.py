@@ -24,7 +24,7 @@ from etude.demo.conduct import Conductor, Stalled, came_to_a_verdict
 from etude.demo.report import BEST_OF_8, BEST_OF_K, figures_of, in_points, paired, within
 from etude.demo.watch import Evaluation, evaluation_end, say, say_error, watching
 from etude.evaluate import count_objects
-from etude.hearing import Hearing
+from etude.hearing import Hearing, past
 from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
@@ -61,8 +61,6 @@ class Known:
 
     def chosen(self, run: str, version: int | None) -> tuple[Standing, int]:
         """The run (empty: the one started last) and its version (None: the newest). Raises Refused."""
-        if not self.standings.runs:
-            raise Refused("no run was started here; `etude start` begins one")
         standing = chosen(self.standings, run or self.standings.followed)
         serial = max(0, standing.serial) if version is None else version
         if serial and serial not in standing.versions:
@@ -130,13 +128,9 @@ async def measure(
 async def _every(settings: ServiceSettings, run: str, step: int) -> tuple[str, Which]:
     """The run's name, and its versions from 0 on, `step` apart, and its newest: those that can be built still. Raises Refused."""
     require_listeners(settings)
-    objects, bus = stores.connect(settings.objects_url), buses.connect(settings.bus_url, client="etude-measure")
-    known = Known()
-    try:
-        async with Hearing(bus, TOPICS, known.hear):
-            standing, newest = known.chosen(run, None)
-    finally:
-        await bus.close()
+    objects, known = stores.connect(settings.objects_url), Known()
+    await past(settings, TOPICS, known.hear, client="etude-measure")
+    standing, newest = known.chosen(run, None)
     wanted = {newest, *(serial for serial in standing.versions if serial % step == 0)}
     there = [serial for serial in sorted(wanted) if not deleted(objects, standing.run, serial)]
     return standing.run, Which(tuple(there))

@@ -18,7 +18,7 @@ from etude.acting import Refused, author, require_listeners, shortened
 from etude.best import deleted, meant
 from etude.canary import Trial, tried
 from etude.demo.watch import say
-from etude.hearing import Hearing
+from etude.hearing import Hearing, past
 from etude.measuring import Known, done
 from shared import bus as buses
 from shared import objects as stores
@@ -84,13 +84,10 @@ async def promote(
 
 async def _fitting(settings: ServiceSettings, run: str, version: int) -> tuple[str, int, PolicyPromoted | None]:
     """The run's name (empty: the one started last), the version, and what is promoted now. Raises Refused."""
-    serving, bus = Serving(), buses.connect(settings.bus_url, client="etude-promote")
-    try:
-        async with Hearing(bus, HEARD, serving.hear):
-            standing, serial = serving.known.chosen(run, version)
-            return standing.run, serial, serving.promoted
-    finally:
-        await bus.close()
+    serving = Serving()
+    await past(settings, HEARD, serving.hear, client="etude-promote")
+    standing, serial = serving.known.chosen(run, version)
+    return standing.run, serial, serving.promoted
 
 
 async def _say_and_wait(settings: ServiceSettings, word: PolicyPromoted, console: Console) -> None:
@@ -149,12 +146,9 @@ def _served(one: PolicyApplied) -> str:
 
 async def tell(settings: ServiceSettings) -> list[str]:
     """What is promoted, by whom and why, and what each engine of the pool serves, in words. Raises BusUnavailable."""
-    serving, bus = Serving(), buses.connect(settings.bus_url, client="etude-promote")
-    try:
-        async with Hearing(bus, HEARD, serving.hear):
-            word = serving.promoted
-    finally:
-        await bus.close()
+    serving = Serving()
+    await past(settings, HEARD, serving.hear, client="etude-promote")
+    word = serving.promoted
     why = "; ".join(filter(None, (word.by, word.reason))) if word else ""
     said = [
         f"Version {word.serial} of {word.run} is promoted ({why or 'nobody says why'})."

@@ -14,15 +14,12 @@ COLOURS = {"running": "green", "paused": "yellow", "stopping": "yellow"}
 
 
 async def read(settings: ServiceSettings) -> Standings:
-    from etude.standing import Listener
-    from shared import bus as buses
+    from etude.hearing import past
+    from etude.standing import HEARD, Standings
 
-    bus = buses.connect(settings.bus_url, client="etude-runs")
-    try:
-        async with Listener(bus) as listener:
-            return listener.standings
-    finally:
-        await bus.close()
+    found = Standings()
+    await past(settings, HEARD, found.hear, client="etude-runs")
+    return found
 
 
 def _left(found: Standings, run: Standing) -> str:
@@ -30,9 +27,7 @@ def _left(found: Standings, run: Standing) -> str:
     return found.followed if run in found.unfinished and run.run != found.followed else ""
 
 
-def rows(found: Standings | None) -> list[dict[str, Any]]:
-    if found is None:
-        return []
+def rows(found: Standings) -> list[dict[str, Any]]:
     kept = ("run", "since", "started", "reason", "by", "serial", "step")
     return [
         {**{name: getattr(run, name) for name in kept}, "state": run.state.value, "left_for": _left(found, run)}

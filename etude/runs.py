@@ -108,23 +108,23 @@ def runs(
     ] = "",
 ) -> None:
     """Every run, the newest first: state and since when, step, version, when it was started, why it is in that state."""
-    from etude.acting import embedded, in_folder
+    from etude.acting import in_folder
+    from etude.hearing import embedded
     from etude.supervisor import holder
 
     settings = _settings(state)
-    file = embedded(settings)
-    if history and (file is None or file.exists()):
+    if history:
         _history(settings, history, as_json=json)
         return
-    found = None if file is not None and not file.exists() else _do(run_list.read(settings))
+    local, found = embedded(settings) is not None, _do(run_list.read(settings))
     if json:
         typer.echo(texts.dumps(run_list.rows(found)))
-    elif found is None or not found.runs:
-        where = state if file is not None else "this bus"
+    elif not found.runs:
+        where = state if local else "this bus"
         typer.echo(f"{where}: no run was started here. `{in_folder('etude start', settings)}` begins one.")
     else:
         run_list.show(found)
-        if file is not None and found.unfinished and holder(state) is None:
+        if local and found.unfinished and holder(state) is None:
             typer.echo(
                 f"Nothing runs in {state}: `{in_folder('etude up', settings)}` goes on with what is not finished."
             )

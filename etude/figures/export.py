@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from etude.acting import NAMED, embedded, in_folder
+from etude.acting import NAMED, in_folder
 from etude.figures import sink
 from etude.figures.points import Heard, Kind, past
-from etude.hearing import Hearing
+from etude.hearing import Hearing, embedded, silent
 from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
@@ -48,8 +48,7 @@ class Ear(Hearing):
 async def export(settings: ServiceSettings, run: str, target: str, *, follow: bool, say: Say) -> None:
     """Writes what there is of `run` (empty: the only one) to `target`; with `follow` goes on until the run is finished. Raises
     NoRun, NotWritten, BusUnavailable."""
-    file = embedded(settings)
-    if file is not None and not file.exists():
+    if silent(settings):
         raise NoRun(_none(settings))
     bus = buses.connect(settings.bus_url, client="etude-figures")
     try:

@@ -9,6 +9,7 @@ Invariants
 - After the death of a process at any moment there are whole objects and perhaps a forgotten temporary, which is swept
   a day later. Surviving a power loss is a setting (`fsync`), off by default: it syncs the file and every folder on the way
   that is new.
+- Who only looks makes nothing: the directory comes with its first object.
 """
 
 from __future__ import annotations
@@ -37,10 +38,6 @@ class DirectoryObjects:
         self.root = root.absolute()
         self._fsync = fsync
         self._temporary = self.root / ".tmp"
-        new = [folder for folder in (self.root, *self.root.parents) if not folder.exists()] if fsync else []
-        self._temporary.mkdir(parents=True, exist_ok=True)
-        for made in new:
-            _sync(made.parent)
         self._sweep()
 
     def put(self, key: str, data: bytes) -> Ref:
@@ -121,6 +118,8 @@ class DirectoryObjects:
     @contextlib.contextmanager
     def _written(self, source: bytes | IO[bytes]) -> Iterator[tuple[Path, Ref]]:
         """A finished temporary with the source's bytes, their size and checksum; removed afterwards unless renamed."""
+        if not self._temporary.exists():
+            self._make()
         temporary = self._temporary / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             with temporary.open("xb") as sink:
@@ -136,6 +135,12 @@ class DirectoryObjects:
             yield temporary, Ref(key="", size=size, checksum=checksum)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _make(self) -> None:
+        new = [folder for folder in (self.root, *self.root.parents) if not folder.exists()] if self._fsync else []
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        for made in new:
+            _sync(made.parent)
 
     def _place(self, how: Callable[[Path, Path], None], temporary: Path, target: Path, key: str) -> None:
         # Each is an entry of the one above it. A folder that another process makes in this very moment, that one syncs.
@@ -176,7 +181,7 @@ class DirectoryObjects:
                 yield path + name
 
     def _sweep(self) -> None:
-        for path in self._temporary.iterdir():
+        for path in self._temporary.glob("*"):  # none where there is no such folder
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - SWEEP_AFTER_S:
                     path.unlink()

@@ -252,6 +252,7 @@ def test_a_durable_put_syncs_the_object_and_every_new_folder_above_it(tmp_path, 
 
     monkeypatch.setattr(os, "fsync", noted)
     objects = DirectoryObjects(tmp_path / "made" / "o", fsync=True)
+    objects.put("first", b"x")
     assert {str(tmp_path), str(tmp_path / "made")} <= set(synced)  # the entries of `made` and `o`
     root = tmp_path / "made" / "o"
     for key, folders in (
@@ -295,13 +296,22 @@ def test_killed_while_writing_leaves_whole_objects_only(tmp_path, fsync):
         assert objects.head(key).size == 300_000
 
 
+def test_who_only_looks_into_a_directory_makes_none(tmp_path):
+    objects = DirectoryObjects(tmp_path / "o")
+    assert list(objects.list("")) == []
+    with pytest.raises(ObjectMissing):
+        objects.head("a")
+    objects.delete("a")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_temporary_of_a_process_long_dead_is_swept(tmp_path):
-    DirectoryObjects(tmp_path / "o")
+    DirectoryObjects(tmp_path / "o").put("a", b"x")
     old, new = tmp_path / "o" / ".tmp" / "old", tmp_path / "o" / ".tmp" / "new"
     for path in (old, new):
         path.write_bytes(b"x")
     os.utime(old, (1, 1))
-    assert list(DirectoryObjects(tmp_path / "o").list("")) == []
+    assert list(DirectoryObjects(tmp_path / "o").list("")) == ["a"]
     assert (old.exists(), new.exists()) == (False, True)
 
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_obeyed_is_refused_with_the_way_out_and_nothing_is_said(t
             await here.etude("stop", A)
             over = await here.etude("resume", A)
             for refused, text in (
-                (nothing, "no run goes on here: `etude runs` lists those that have ended, `etude start` begins one"),
+                (nothing, "no run was started here: `etude start` begins one"),
                 (unknown, f"run 'r-none': not known here; the newest are {A}"),
                 (twice, f"{A} is paused: pause does not apply; allowed: resume, rollback, stop"),
                 (several, f"RUN: left out, and 2 runs are not finished; name one of {A} (paused), {B} (running)"),
@@ -182,6 +182,9 @@ def test_what_cannot_be_obeyed_is_refused_with_the_way_out_and_nothing_is_said(t
                 assert (refused.exit_code, text in refused.stderr) == (1, True), refused.output
             assert [w.action for w in await here.said()] == ["pause", "stop"]
             assert await here.said(B) == []
+            await here.etude("stop", B)
+            ended = await here.etude("pause")
+            assert "no run goes on here: `etude runs` lists those that have ended" in ended.stderr
 
     asyncio.run(story())
 
@@ -279,13 +282,33 @@ def test_runs_are_listed_the_newest_first_with_state_step_and_reason_also_when_n
     assert f"Nothing runs in {tmp_path}: `etude up` goes on with what is not finished." in listed.stdout
 
 
-def test_a_folder_without_a_bus_has_no_runs_and_gets_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("runs", 0, "no run was started here. `etude start --state"),
+        ("runs --json", 0, "[]"),
+        (f"runs --history {A}", 1, f"run '{A}': not known here; none was started"),
+        ("measure --best", 1, "no run was started here: `etude start` begins one"),
+        ("rollback --to best", 1, "no run was started here: `etude start` begins one"),
+        ("promote", 0, "Nothing is promoted."),
+        (f"export {A} --out policy", 1, "nor a run or an imported checkpoint of this object store"),
+        ("import nowhere", 1, "nowhere: no config.json"),
+        ("status", 0, "nothing is running here"),
+        ("dlq list", 0, "No dead letters."),
+        ("dlq show alerts", 0, "alerts: no dead letter."),
+        ("dlq replay alerts", 0, "alerts: 0 put back."),
+    ],
+)
+def test_who_looks_into_a_folder_in_which_nothing_was_finds_nothing_and_leaves_nothing(
+    words: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that holds a bus or objects is a platform's, in which `etude demo` would begin nothing."""
+    monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     commands.register(app)
-    for words, said in ((["runs"], "no run was started here. `etude start --state"), (["runs", "--json"], "[]")):
-        done = CliRunner().invoke(app, [*words, "--state", str(tmp_path / "new")], env={"ETUDE_STATE": ""})
-        assert (done.exit_code, said in done.stdout) == (0, True)
-    assert not (tmp_path / "new").exists()
+    done = CliRunner().invoke(app, [*words.split(), "--state", "new"], env={"ETUDE_STATE": "", "COLUMNS": "300"})
+    assert (done.exit_code, said in done.output) == (code, True), done.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_run_is_started_beside_one_that_goes_on(tmp_path: Path) -> None:
