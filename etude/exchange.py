@@ -209,7 +209,8 @@ def check(directory: Path) -> Checked:
         context_of(_read_card(directory), config.max_position_embeddings)
         wanted, found = expected_shapes(config), stored_tensors(directory)
     except UnknownModel as error:
-        raise NotExchanged(f"{directory}: {error}") from None
+        where = "" if str(error).startswith(f"{directory}:") else f"{directory}: "
+        raise NotExchanged(f"{where}{error}") from None
     mtp = tuple(f"model.layers.{config.num_hidden_layers + i}." for i in range(config.num_mtp_layers))
     notes: tuple[str, ...] = ()
     if mtp and not any(name.startswith(mtp) for name in found):

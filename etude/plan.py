@@ -31,22 +31,22 @@ class Load:
     turns: float = 3.0
     tool_seconds: float = 0.05  # of a turn: visible tests, shell
     test_seconds: float = 0.01  # of an attempt: hidden tests
-    session_tokens_per_second: float = 100.0  # of one attempt, alone among others on a busy engine
-    engine_tokens_per_second: float = 4000.0  # of one replica, all its attempts together
-    trainer_tokens_per_second: float = 5000.0  # of one device
+    session_speed: float = 100.0  # tokens a second of one attempt, alone among others on a busy engine
+    engine_speed: float = 4000.0  # tokens a second of one replica, all its attempts together
+    trainer_speed: float = 5000.0  # tokens a second of one device
     concurrency: int = 64  # attempts in hand of one rollout worker (ETUDE_ROLLOUT_CONCURRENCY)
     parameters: float = 2.7e6
     routed: int = 12  # MoE layers x experts per token: a byte each and sampled token
     base_every: int = 25
 
     def __post_init__(self) -> None:
-        """Raises ValueError that names the field."""
+        """Raises ValueError that names the field as the command's option."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             fine = value > 0 or (value == 0 and name in MAY_BE_NOTHING)
             if not (fine and math.isfinite(value)):
                 allowed = "at least 0" if name in MAY_BE_NOTHING else "above 0"
-                raise ValueError(f"{name}: found {value:g}; allowed: {allowed}")
+                raise ValueError(f"--{name.replace('_', '-')}: found {value:g}; allowed: {allowed}")
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 def in_flight(load: Load) -> tuple[float, float, float]:
     """(attempts a second, seconds of an attempt, attempts in flight: Little's law)."""
     rate = load.groups_per_step * load.group_size / load.step_seconds
-    lasts = load.sampled_tokens / load.session_tokens_per_second + load.turns * load.tool_seconds
+    lasts = load.sampled_tokens / load.session_speed + load.turns * load.tool_seconds
     return rate, lasts, rate * lasts
 
 
@@ -82,10 +82,10 @@ def plan(load: Load) -> list[Row]:
     share = DELTA_SHARE + 1 / load.base_every
     weights_gb = 86_400 / load.step_seconds * load.parameters * 2 * share / 1e9
     return [
-        Row("inference replicas", str(needed(sampled, load.engine_tokens_per_second)), f"{sampled:,.0f} tokens/s sampled"),
+        Row("inference replicas", str(needed(sampled, load.engine_speed)), f"{sampled:,.0f} tokens/s sampled"),
         Row("rollout workers", str(needed(flying, load.concurrency)), f"{flying:,.0f} attempts in flight, {lasts:.2g} s each"),
         Row("graders", str(needed(rate * load.test_seconds, 1.0)), f"{rate:,.3g} attempts/s, {load.test_seconds:g} s of tests"),
-        Row("trainer devices", str(needed(trained, load.trainer_tokens_per_second)), f"{trained:,.0f} tokens/s trained"),
+        Row("trainer devices", str(needed(trained, load.trainer_speed)), f"{trained:,.0f} tokens/s trained"),
         Row("reward, scheduler, curator", "1 each", "a second scheduler stands by"),
         Row("max_staleness", str(staleness(load)), "least with which the gate does not hold the run up"),
         Row("Kafka", f"{MESSAGES * rate:,.0f} messages/s", f"{MESSAGES} for an attempt"),

@@ -27,8 +27,10 @@ def read(path: Path) -> dict[str, Any]:
     """Raises BadChange."""
     try:
         found = json.loads(path.read_text(), parse_constant=_finite, parse_float=_finite)
-    except (OSError, ValueError) as error:
-        raise BadChange(f"--config {path}: {error}") from None
+    except OSError as error:
+        raise BadChange(f"--config {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadChange(f"--config {path}: not JSON ({error})") from None
     if not isinstance(found, dict):
         raise BadChange(f"--config {path}: found {type(found).__name__}; allowed: an object with {', '.join(SECTIONS)}")
     return found

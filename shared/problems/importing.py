@@ -71,7 +71,7 @@ def _text(path: Path) -> str:
             raise ProblemError(f"{path}: found bytes that are 0, as in UTF-16; allowed: text in UTF-8")
         text = data.decode("utf-8-sig")  # a mark of the byte order is no part of a line
     except OSError as error:
-        raise ProblemError(f"{path}: {error}") from None
+        raise ProblemError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise ProblemError(f"{path}: line {number}: found {data[error.start]:#04x}; allowed: text in UTF-8") from None
