@@ -10,46 +10,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from shared import memory
+
 MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
-MEMINFO, CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-# A container's limit: folder, what it may hold, what it holds, and what of that is a cache that gives way. Version 2, then 1.
-_LIMITS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
-def memory_gib(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> float | None:
-    """Free memory of the machine, or of the container that this runs in where that has less. None: nobody says."""
-    found = [
-        free for free in (_machine(meminfo), *(_container(cgroups, *names) for names in _LIMITS)) if free is not None
-    ]
-    return min(found) / 2**30 if found else None
-
-
-def _machine(meminfo: Path) -> int | None:
-    return _field(meminfo, "MemAvailable:", 2**10)
-
-
-def _container(cgroups: Path, folder: str, limit: str, used: str, cache: str) -> int | None:
-    """None: there is no limit."""
-    try:
-        most = int((cgroups / folder / limit).read_text())
-        holds = int((cgroups / folder / used).read_text())
-    except (OSError, ValueError):  # "max" is no number
-        return None
-    return max(0, most - holds + (_field(cgroups / folder / "memory.stat", cache, 1) or 0))
-
-
-def _field(path: Path, name: str, unit: int) -> int | None:
-    try:
-        for line in path.read_text().splitlines():
-            words = line.split()
-            if len(words) > 1 and words[0] == name:
-                return int(words[1]) * unit
-    except (OSError, ValueError):
-        pass
-    return None
+def memory_gib() -> float | None:
+    """Free, of the machine or of the container that this runs in. None: nobody says."""
+    free = memory.free_bytes()
+    return None if free is None else free / 2**30
 
 
 def nearest(path: Path) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
-import psutil
 import torch
 
+from shared import memory
 from shared.model import ModelConfig
-
-CGROUP = Path("/sys/fs/cgroup")  # a container's own
 
 
 def cache_bytes(config: ModelConfig, rows: int, positions: int, *, mtp: bool, bytes_each: int) -> int:
@@ -19,16 +17,10 @@ def cache_bytes(config: ModelConfig, rows: int, positions: int, *, mtp: bool, by
     return numbers * rows * positions * bytes_each
 
 
-def free_bytes(device: str, cgroup: Path = CGROUP) -> int:
+def free_bytes(device: str) -> int:
     """Of the device; for a CPU of the machine, or of the container that this runs in where that has less."""
-    if device != "cpu":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for what comes next
-        return torch.cuda.mem_get_info(device)[0] + kept
-    free = psutil.virtual_memory().available
-    try:
-        most, holds = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        parts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        files = int(parts["inactive_file"]) + int(parts["active_file"])  # a cache that gives way
-    except (OSError, ValueError, KeyError):  # no cgroups of version 2; "max" is no number
-        return free
-    return min(free, max(0, most - holds + files))
+    if device == "cpu":
+        free = memory.free_bytes()
+        return sys.maxsize if free is None else free  # where nobody says, nothing is held against a cache
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for what comes next
+    return torch.cuda.mem_get_info(device)[0] + kept

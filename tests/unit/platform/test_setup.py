@@ -12,6 +12,7 @@ import pytest
 
 from etude import room
 from infra import setup
+from shared import memory
 
 
 @pytest.mark.parametrize("version", setup.SUPPORTED)
@@ -130,10 +131,10 @@ def test_what_is_missing_ends_set_up_unless_it_is_told_to_go_on(monkeypatch):
     setup.require(["disk: none"])
 
 
-@pytest.mark.parametrize("module", [setup, room])
+@pytest.mark.parametrize("module", [setup, room, memory])
 def test_set_up_reads_on_an_old_python_and_needs_nothing_installed(module):
     tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))
     imported = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     imported |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert imported - {"etude"} <= sys.stdlib_module_names
-    assert not Path(room.__file__).with_name("__init__.py").read_text().count("import ")
+    assert imported - {"etude", "shared"} <= sys.stdlib_module_names
+    assert not Path(module.__file__).with_name("__init__.py").read_text().count("import ")
