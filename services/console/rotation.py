@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from services.console.board import Board
 from services.console.neighbours import Neighbour
-from shared.contracts.messages import PolicyApplied
-
-OVERTAKEN_S = 600.0  # a live one takes a version, or says why not, long before
+from shared.contracts.messages import GONE_S, PolicyApplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,9 @@ def standings(board: Board, neighbours: Sequence[Neighbour], now: float) -> list
             return ""
         if seen:
             return "no service of this name is beside the console any more"
+        # A live one takes a version, or says why not, long before.
         overtaken = now - board.overtaken.get(name, now)
-        return f"others took a newer version {overtaken / 60:.0f} minutes ago" if overtaken > OVERTAKEN_S else ""
+        return f"others took a newer version {overtaken / 60:.0f} minutes ago" if overtaken > GONE_S else ""
 
     found = sorted(board.replicas.items(), key=lambda item: (item[1].pool, item[0]))
     return [Standing(replica, gone(name, replica)) for name, replica in found]

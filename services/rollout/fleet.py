@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from shared.contracts.messages import PolicyApplied
+from shared.contracts.messages import GONE_S, MUTE_S, PolicyApplied
 
 OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost connection is no outage
 FIRST_REST_S, LAST_REST_S = 0.5, 10.0
 TRIAL_S = 1.0  # what has not failed by then is being computed, and the next one may follow
 LAST_PROBE_S = 2.0  # a replica that comes back is noticed within so long
-GONE_S = 600.0  # one that is silent for so long, and would have to speak if it came back, is forgotten
-MUTE_S = 24 * 3600.0  # and any other after so long, while another one lives
 
 
 @dataclass(slots=True)

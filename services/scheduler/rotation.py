@@ -10,11 +10,7 @@ import bisect
 from collections.abc import Mapping
 
 from services.scheduler.records import ReplicaState
-
-GONE_S = 600.0  # out of rotation for so long
-# An engine of another pool follows no publication and has nothing to say while nobody asks it for another version. Nothing
-# of it is needed then: what evaluations are of, and what was promoted, stays on its own account.
-MUTE_S = 24 * 3600.0
+from shared.contracts.messages import GONE_S, MUTE_S
 
 Policies = Mapping[int, tuple[int, int, float]]  # serial -> (incarnation, step, published at)
 Replicas = Mapping[str, ReplicaState]
@@ -50,7 +46,8 @@ def rotation(replicas: Replicas, policies: Policies, now: float, patience_s: flo
 def gone(
     replicas: Replicas, policies: Policies, now: float, patience_s: float, *, listening_since: float = float("-inf")
 ) -> list[str]:
-    """Those to forget. `listening_since`: silence before it says nothing, because nobody listened."""
+    """Those to forget. `listening_since`: silence before it says nothing, because nobody listened. Of an engine of another pool
+    nothing is needed then: what evaluations are of, and what was promoted, stays on its own account."""
     published = _Published(policies)
 
     def out_since(replica: ReplicaState) -> float | None:

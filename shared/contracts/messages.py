@@ -214,6 +214,10 @@ class PolicyPublished(_Message, frozen=True, kw_only=True):
 
 
 SHUTTING_DOWN = "shutting down"  # why a replica that leaves serves no more
+# How long a replica's last word stands where nothing else is heard of it: a killed one says no other. One that would have to
+# speak if it lived, because others took a newer version or it has left the rotation, is gone after GONE_S; one that may have
+# nothing to say, as an engine of evaluations that nobody asks for another version, after MUTE_S.
+GONE_S, MUTE_S = 600.0, 24 * 3600.0
 
 
 class PolicyApplied(_Message, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import re
 
 from services.console.board import Board
 from services.console.neighbours import Neighbour
-from services.console.rotation import OVERTAKEN_S, standings
+from services.console.rotation import standings
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from tests.unit.console.conftest import RUN
@@ -60,9 +60,9 @@ def test_a_replica_that_others_have_overtaken_is_gone_after_a_while_and_a_pause_
     said = [(1.0, applied("a", 1)), (1.0, applied("b", 1)), (1.0, applied("pinned", 1, pool="evaluation"))]
     board = board_of(*said, (hours, applied("b", 2)))
     assert gone(board, now=hours + 60) == set()  # it may be taking the version
-    assert gone(board, now=hours + OVERTAKEN_S + 1) == {"a"}
+    assert gone(board, now=hours + m.GONE_S + 1) == {"a"}
     board.apply(applied("a", 2), hours + 700)
-    assert gone(board, now=hours + 2 * OVERTAKEN_S) == set()
+    assert gone(board, now=hours + 2 * m.GONE_S) == set()
     restarted = board_of(*said, (hours, applied("b", 1)))  # the same version once more
     assert gone(restarted, now=2 * hours) == set()
 

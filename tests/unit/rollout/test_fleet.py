@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 from services.rollout.engine_client import retry_after_s
 from services.rollout.fleet import (
     FIRST_REST_S,
-    GONE_S,
     LAST_REST_S,
-    MUTE_S,
     OPEN_AFTER,
     TRIAL_S,
     Circuit,
     Fleet,
     Wanted,
 )
-from shared.contracts.messages import PolicyApplied
+from shared.contracts.messages import GONE_S, MUTE_S, PolicyApplied
 
 
 def fleet(*replicas: tuple[str, str, int]) -> Fleet:

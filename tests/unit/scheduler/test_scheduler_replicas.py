@@ -9,11 +9,12 @@ from sqlalchemy import Engine
 
 from services.scheduler.desk import Desk
 from services.scheduler.records import ReplicaState
-from services.scheduler.rotation import GONE_S, MUTE_S, gone, served
+from services.scheduler.rotation import gone, served
 from services.scheduler.store import Store
 from shared.contracts import codec
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.contracts.messages import GONE_S, MUTE_S
 from tests.unit.scheduler.test_scheduler_intake import Room
 from tests.unit.scheduler.world import REF, RUN
 
