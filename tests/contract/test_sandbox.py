@@ -64,6 +64,27 @@ def test_a_failing_candidate_gives_errors_by_name(functions: FunctionPool, sourc
     assert call(functions, source, [1], [2]) == [CallResult(None, error)] * 2
 
 
+KNOWS_ITS_NAMES = """
+from __future__ import annotations
+import copy, pickle, typing
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+    next: Point | None = None
+
+def f(x):
+    point = pickle.loads(pickle.dumps(copy.deepcopy(Point(x))))
+    return [point.x, list(typing.get_type_hints(Point))]
+"""
+
+
+def test_classes_of_the_candidate_are_found_by_their_module(functions: FunctionPool) -> None:
+    results = call(functions, KNOWS_ITS_NAMES, [1], [2])
+    assert results == [CallResult('[1, ["x", "next"]]'), CallResult('[2, ["x", "next"]]')]
+
+
 def test_a_call_past_its_time_is_a_timeout_and_the_next_one_still_runs(functions: FunctionPool) -> None:
     source = "def f(n):\n    while n:\n        pass\n    return 'done'"
     assert call(functions, source, [1], [0]) == [CallResult(None, "Timeout"), CallResult('"done"')]

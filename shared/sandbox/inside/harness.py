@@ -28,6 +28,7 @@ _SWALLOWED = 3
 _given = {name: __import__(name) for name in GIVEN}
 # Bound now: the candidate may replace them in their modules.
 _write, _exit, _setitimer = os.write, os._exit, signal.setitimer
+_CANDIDATE, _Module = "candidate", types.ModuleType
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -120,7 +121,10 @@ def serve(request: dict[str, Any], out: int) -> None:
 
 
 def _call(code: types.CodeType, entry: str, text: str, given: dict[str, types.ModuleType]) -> str:
-    scope: dict[str, Any] = {"__name__": "candidate", "__builtins__": builtins, **given}
+    module = _Module(_CANDIDATE)
+    sys.modules[_CANDIDATE] = module  # dataclasses, pickle and typing look there for the names that a class knows
+    scope = vars(module)
+    scope |= {"__builtins__": builtins, **given}
     exec(code, scope)  # noqa: S102 that is what this process is for
     if entry not in scope:
         raise NameError(entry)
