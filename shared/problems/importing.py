@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from shared.problems.values import decode, encode
 _MAX_ERRORS = 20  # named in one message
 _A_LINE = "one JSON object a line (docs/problems.md)"
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
+_MAX_TAG = 200  # characters of `category` and `cell`: both stand in every message and row of their problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,13 @@ def named(problem: Problem) -> bool:
 def entry_of(problem: Problem) -> tuple[str, str]:
     """(path, name) of the function under test. Raises ValueError."""
     path, _, name = problem.entry.rpartition("::")
+    name = unicodedata.normalize("NFKC", name)  # as Python reads the names of its code
     if not path and len(problem.files) == 1:
         (path,) = problem.files
     if path not in problem.files or not name.isidentifier():
         raise ValueError(
             f"found {problem.entry!r}; allowed: path::name with a path of 'files' "
-            f"({', '.join(sorted(problem.files))}), or name where there is one file"
+            f"({', '.join(sorted(problem.files))}), or name where there is one file; a function at the top level, no method"
         )
     return path, name
 
@@ -134,6 +137,11 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     unknown = sorted(set(hidden.solution) - set(problem.files))
     if unknown:
         raise refuse("solution", f"found {unknown[0]!r}, which is not in 'files'")
+    for field, text in (("category", problem.category), ("cell", problem.cell)):
+        if len(text) > _MAX_TAG or not text.isprintable():
+            raise refuse(
+                field, f"found {text[:60]!r}, {len(text)} characters; allowed: at most {_MAX_TAG}, all printable"
+            )
     if not problem.visible:
         raise refuse("visible", "is empty; the agent needs at least one case to see")
     if problem.actual and len(problem.actual) != len(problem.visible):
@@ -151,29 +159,50 @@ def _objection(text: str, name: str) -> str:
         return ""
     except (RecursionError, MemoryError):
         return "is nested too deeply for Python to read"
-    nodes = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign | ast.ImportFrom))
-    return "" if any(_binds(node, name) for node in nodes) else f"defines no function {name!r} at its top level"
+    found = {what for bound, what in _bound(tree) if bound == name}
+    if "" in found:
+        return ""
+    return f"defines no function {name!r} at its top level{''.join(f', but a {what} of that name' for what in sorted(found))}"
 
 
-def _binds(node: ast.stmt, name: str) -> bool:
-    if isinstance(node, ast.FunctionDef):
-        return node.name == name
-    if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-    return isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names)
+_SCOPES = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+def _bound(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names that a module binds, within `if`, `try` and the like too; each with what it is where that is no function for sure."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, ""
+        elif isinstance(node, ast.AsyncFunctionDef):
+            yield node.name, "coroutine"
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, "class"
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, ""
+        elif not isinstance(node, _SCOPES):
+            nodes += ast.iter_child_nodes(node)
 
 
 def canonical(problem: Problem, hidden: Hidden, number: int) -> tuple[Problem, Hidden]:
     """The same, each text of a value as `encode` writes it: one value, one text. What the sandbox gives is compared with it as
-    text. Raises ProblemError."""
+    text. Code loses its mark of the byte order, as Python reads a file. Raises ProblemError."""
     visible, cases = (
         [_canonical(case, f"line {number}: field '{field}[{index}]") for index, case in enumerate(found)]
         for field, found in (("visible", problem.visible), ("hidden", hidden.cases))
     )
     actual = [_tidy(text) for text in problem.actual]
-    return msgspec.structs.replace(problem, visible=visible, actual=actual), msgspec.structs.replace(
-        hidden, cases=cases
+    files, solution = _unmarked(problem.files), _unmarked(hidden.solution)
+    return msgspec.structs.replace(problem, files=files, visible=visible, actual=actual), msgspec.structs.replace(
+        hidden, cases=cases, solution=solution
     )
+
+
+def _unmarked(files: dict[str, str]) -> dict[str, str]:
+    return {path: text.removeprefix("\ufeff") for path, text in files.items()}
 
 
 def _tidy(text: str) -> str:

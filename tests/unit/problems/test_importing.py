@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -83,6 +84,15 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
             "tag 'int' holds '9007199254740993'",
         ),
         ({"kind": "riddle"}, "riddle"),
+        ({"cell": "x" * 201}, r"'cell': found 'x{60}', 201 characters; allowed: at most 200, all printable"),
+        ({"category": "a\0b"}, r"'category': found 'a\\x00b', 3 characters; allowed: at most 200, all printable"),
+        ({"entry": "S.double"}, r"'entry': found 'S\.double'; allowed: .*; a function at the top level, no method"),
+        (
+            {"files": {"double.py": "class double:\n    pass\n"}},
+            r"'files\[double\.py\]': defines no function 'double' at its top level, but a class of that name",
+        ),
+        ({"files": {"double.py": "async def double(x):\n    pass\n"}}, "but a coroutine of that name"),
+        ({"files": {"double.py": "g = [double for double in ()]\ndef f(double):\n    double = 1\n"}}, "no function"),
         ({"kind": "repository"}, "'kind'.*'repository'.*allowed: 'function'"),
     ],
 )
@@ -92,6 +102,42 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, An
         import_jsonl(path)
     assert "line 2: " in str(caught.value)
     assert "line 1: " not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from typing import Callable\n\ndouble: Callable[[int], int] = lambda x: x + x\n",
+        "try:\n    import numpy\nexcept ImportError:\n    def double(x):\n        return x + x\n",
+        "if True:\n    def double(x):\n        return x + x\nelse:\n    double = None\n",
+        "double, half = (lambda x: x + x), None\n",
+        "long = " + "1 + " * 900 + "1\ndef double(x):\n    return x + x\n",
+    ],
+)
+def test_a_function_may_be_bound_by_any_statement_of_its_module(tmp_path: Path, code: str) -> None:
+    changed = {**GOOD, "solution": {"double.py": code}}
+    ((_, hidden),) = import_jsonl(write(tmp_path / "a.jsonl", changed))
+    assert hidden.solution == {"double.py": code}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_name_is_the_one_that_python_reads(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    code = {"f.py": unicodedata.normalize("NFC", "def größe(µ):\n    return µ\n")}
+    entry = unicodedata.normalize(form, "größe")
+    ((problem, _),) = import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "files": code, "solution": {}, "entry": entry}))
+    functions = connect("process", 1)
+    try:
+        run = run_of(problem, problem.files, problem.visible, stop_at_error=True)
+        assert functions.run_sync([run]) == [[CallResult("2")]]
+    finally:
+        functions.close_sync()
+
+
+def test_code_loses_its_mark_of_the_byte_order_as_a_file_does(tmp_path: Path) -> None:
+    marked = {field: {name: "\ufeff" + text for name, text in GOOD[field].items()} for field in ("files", "solution")}
+    assert import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, **marked})) == import_jsonl(
+        write(tmp_path / "b.jsonl", GOOD)
+    )
 
 
 def test_all_bad_lines_are_named_at_once_and_a_repeated_id_too(tmp_path: Path):
