@@ -149,7 +149,7 @@ class Compact:
             ids += self._cut(values.show(case.expected), MAX_EXPECTED)
             if number < len(actual):
                 ids.append(self.got)
-                same = actual[number] == case.expected
+                same = values.equal(actual[number], case.expected)
                 ids += [self.passed] if same else self._cut(_shown(actual[number]), MAX_GOT)
         if summary:
             ids += [self.sum, *summary]

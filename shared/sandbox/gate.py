@@ -13,11 +13,20 @@ from shared.sandbox.pool import FunctionPool
 from shared.sandbox.problems import FileGone, NotRunnable, passes, run_of
 
 Pair = tuple[Problem, Hidden]
+_SHOWN = 160  # characters of a value
+# Of errors that are no exception of the code's own.
+_MEANS = {
+    "Unprintable": "not a plain value: docs/problems.md lists them",
+    "Timeout": "longer than limits.call_s, or all cases longer than limits.time_s",
+    "OutputLimit": "all cases together give more text than a sandbox takes, 1 MiB",
+    "Died": "its process ended, by itself or at limits.memory_mb",
+    "ModuleNotFoundError": "a sandbox has the standard library alone, without the module of 'origin'",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`reason` is empty for an admitted problem. `problem.actual` is what the broken files did, where it was missing.
+    """`reason` is empty for an admitted problem, whose `problem.actual` is what the broken files did, whatever it was before.
     `proven`: there was a solution and it passed."""
 
     problem: Problem
@@ -75,15 +84,23 @@ def _judge(
     if oracle is not None:
         for index, (case, result) in enumerate(zip(cases, oracle, strict=True)):
             if not passes(case, result):
-                got = result.error or result.value
-                reason = f"oracle: the solution gives {got} for {_name(problem, index)}, expected {case.expected}"
-                return Outcome(problem, hidden, reason[:500])
+                got = _short(result.value) if result.value is not None else _explained(result.error)
+                wanted = _short(case.expected)
+                reason = f"oracle: the solution gives {got} for {_name(problem, index)}, expected {wanted}"
+                return Outcome(problem, hidden, reason)
     if all(passes(case, result) for case, result in zip(cases, broken, strict=True)):
         return Outcome(problem, hidden, "no-op: the given files pass every case; nothing is to be done")
-    if not problem.actual:
-        actual = [result.value or result.error for result in broken[: len(problem.visible)]]
-        problem = msgspec.structs.replace(problem, actual=actual)
-    return Outcome(problem, hidden, proven=oracle is not None)
+    actual = [result.value or result.error for result in broken[: len(problem.visible)]]
+    return Outcome(msgspec.structs.replace(problem, actual=actual), hidden, proven=oracle is not None)
+
+
+def _short(text: str) -> str:
+    """Both ends of a long value: two may differ in either."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+
+
+def _explained(error: str) -> str:
+    return f"{error} ({_MEANS[error]})" if error in _MEANS else error
 
 
 def _name(problem: Problem, index: int) -> str:

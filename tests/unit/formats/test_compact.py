@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,12 @@ def test_text_of_a_file_never_becomes_a_special_token(compact: Compact) -> None:
 def test_actual_results_are_shown_only_for_the_problems_own_files(compact: Compact) -> None:
     changed = {"m.py": SOURCE.replace("<", ">")}
     assert compact.got not in compact.prompt(problem(), changed)
+
+
+def test_a_result_that_is_right_in_another_order_is_shown_as_a_pass(compact: Compact) -> None:
+    case = Case(args="[1]", expected=encode({"a": 1, "b": 2}))
+    one = msgspec.structs.replace(problem(), visible=[case], actual=[encode({"b": 2, "a": 1})])
+    assert "<got><pass><end>" in compact.text(compact.prompt(one, one.files))
 
 
 def test_a_summary_stands_in_the_prompt_as_it_was_sampled(compact: Compact) -> None:

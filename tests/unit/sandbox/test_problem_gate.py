@@ -48,6 +48,13 @@ def pair(*, broken: str = "a - 1", solution: str | None = "a + 1", **changed: ob
         (pair(), ""),
         (pair(solution=None), ""),
         (pair(solution="a + 2"), "oracle: the solution gives 3 for visible[0], expected 2"),
+        (pair(solution="object()"), "oracle: the solution gives Unprintable (not a plain value: docs/problems.md lists them)"),
+        (pair(solution="1 // 0"), "oracle: the solution gives ZeroDivisionError for visible[0], expected 2"),
+        (
+            pair(solution="list(range(900, 999))", visible=[Case(args="[1]", expected=str([*range(900, 998)]))]),
+            f"oracle: the solution gives {str([*range(900, 999)])[:80]} … {str([*range(900, 999)])[-80:]} for visible[0], "
+            f"expected {str([*range(900, 998)])[:80]} … {str([*range(900, 998)])[-80:]}",
+        ),
         (pair(broken="a + 1"), "no-op: the given files pass every case; nothing is to be done"),
         (pair(broken="a + 1", solution=None), "no-op: the given files pass every case; nothing is to be done"),
         (pair(entry="g.py::f"), "problem p: entry: found 'g.py::f'; allowed: path::name with a path of 'files' (f.py)"),
@@ -71,9 +78,9 @@ def test_without_a_solution_nothing_is_proven(functions: FunctionPool) -> None:
     assert not outcome.proven
 
 
-def test_what_the_broken_files_do_is_recorded_where_it_is_not_said(functions: FunctionPool) -> None:
+def test_what_the_broken_files_do_is_recorded_whatever_was_said(functions: FunctionPool) -> None:
     found = [pair(), pair(broken="a[0]"), pair(actual=["7"])]
-    assert [outcome.problem.actual for outcome in gate.check_sync(functions, found)] == [["0"], ["TypeError"], ["7"]]
+    assert [outcome.problem.actual for outcome in gate.check_sync(functions, found)] == [["0"], ["TypeError"], ["0"]]
 
 
 def test_a_call_may_take_as_long_as_the_problem_says(functions: FunctionPool) -> None:
@@ -82,6 +89,7 @@ def test_a_call_may_take_as_long_as_the_problem_says(functions: FunctionPool) ->
         [pair(solution=BUSY), pair(solution=BUSY, limits=Limits(time_s=20.0, call_s=10.0))],
     )
     assert [outcome.reason for outcome in outcomes] == [
-        "oracle: the solution gives Timeout for visible[0], expected 2",
+        "oracle: the solution gives Timeout (longer than limits.call_s, or all cases longer than limits.time_s) for visible[0], "
+        "expected 2",
         "",
     ]
