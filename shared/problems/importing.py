@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,13 @@ from shared.problems.schema import Case, Hidden, Problem, ProblemError, parse_li
 from shared.problems.values import decode, encode
 
 _MAX_ERRORS = 20  # named in one message
+_PACKED = {
+    b"\x1f\x8b": "gunzip",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ": "unxz",
+    b"PK\x03\x04": "unzip",
+}  # first bytes → what undoes it
 _A_LINE = "one JSON object a line (docs/problems.md)"
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
 _MAX_TAG = 200  # characters of `category` and `cell`: both stand in every message and row of their problem
@@ -57,8 +65,10 @@ def read_lines(path: Path) -> list[Line]:
         first[problem.id] = number
         read.append(Line(number, problem, hidden))
     if errors:
-        if sum(bool(line.strip()) for line in lines) > 1 and _is_json(text):
-            raise ProblemError(f"{path}: found one JSON object over several lines; allowed: {_A_LINE}")
+        if _over_lines(text):
+            raise ProblemError(
+                f"{path}: found JSON objects over several lines; allowed: {_A_LINE} (`jq -c .` makes one of the other)"
+            )
         raise ProblemError(f"{path}:\n{listed(errors)}")
     if not read:
         raise ProblemError(f"{path}: no problems in it; allowed: {_A_LINE}")
@@ -69,6 +79,8 @@ def _text(path: Path) -> str:
     """Of a file that may be one of problems. Raises ProblemError."""
     try:
         data = path.read_bytes()
+        if packed := next((command for mark, command in _PACKED.items() if data.startswith(mark)), None):
+            raise ProblemError(f"{path}: found a compressed file; allowed: {_A_LINE}, as `{packed}` unpacks it")
         if b"\0" in data:  # JSON never has it; half of UTF-16 is made of it
             raise ProblemError(f"{path}: found bytes that are 0, as in UTF-16; allowed: text in UTF-8")
         text = data.decode("utf-8-sig")  # a mark of the byte order is no part of a line
@@ -82,12 +94,14 @@ def _text(path: Path) -> str:
     return text
 
 
-def _is_json(text: str) -> bool:
+def _over_lines(text: str) -> bool:
+    """Whether it begins with JSON of more than one line."""
+    text = text.lstrip()
     try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        _, end = json.JSONDecoder(parse_int=str).raw_decode(text)
+    except (ValueError, RecursionError):
         return False
-    return True
+    return "\n" in text[:end]
 
 
 def listed(reasons: Sequence[str]) -> str:

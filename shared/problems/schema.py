@@ -6,6 +6,7 @@ graders only. A pack is two objects: public lines and hidden lines, joined by id
 
 from __future__ import annotations
 
+import json
 import re
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -99,8 +100,11 @@ def parse_line(line: str, number: int) -> tuple[Problem, Hidden]:
 
     try:
         raw = msgspec.json.decode(line)
+        json.loads(line, object_pairs_hook=_once, parse_int=str)
     except msgspec.DecodeError as error:
         raise refuse(str(error)) from None
+    except _Twice as error:
+        raise refuse(f"field {str(error)[:_SHOWN]!r} stands twice in one object; allowed: once") from None
     except RecursionError:
         raise refuse("the JSON is nested too deeply to be read") from None
     if not isinstance(raw, dict):
@@ -117,6 +121,18 @@ def parse_line(line: str, number: int) -> tuple[Problem, Hidden]:
         raise refuse("field 'hidden' is empty; a function problem needs at least one hidden case")
     problem = Problem(**{name: getattr(own, name) for name in Problem.__struct_fields__})
     return problem, Hidden(id=own.id, cases=own.hidden, solution=own.solution, bug=own.bug)
+
+
+class _Twice(Exception):
+    """A name that an object gives to two values: which one is meant, nobody knows."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise _Twice(name)
+        seen.add(name)
 
 
 def _unknown(raw: dict[str, Any]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import math
 import unicodedata
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,6 +167,22 @@ def test_code_that_python_cannot_hold_is_refused_with_its_line(tmp_path: Path, k
             import_jsonl(path)
 
 
+@pytest.mark.parametrize(
+    ("before", "again", "named"),
+    [
+        ("{", '"visible": [], ', "visible"),
+        ('"files": {', '"double.py": "", ', r"double\.py"),
+        ("[{", '"args": "", ', "args"),
+    ],
+)
+def test_a_field_that_stands_twice_is_refused_for_nobody_knows_which_is_meant(
+    tmp_path: Path, before: str, again: str, named: str
+) -> None:
+    twice = json.dumps(GOOD).replace(before, before + again, 1)
+    with pytest.raises(ProblemError, match=rf"line 2: field '{named}' stands twice in one object"):
+        import_jsonl(write(tmp_path / "twice.jsonl", {**GOOD, "id": "first"}, twice))
+
+
 def test_json_that_is_nested_too_deeply_is_refused_with_its_line(tmp_path: Path) -> None:
     deep = '{"id": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(ProblemError, match="line 2: the JSON is nested too deeply"):
@@ -231,8 +251,16 @@ def test_who_leaves_the_limit_of_a_call_out_has_the_bytes_of_before(tmp_path: Pa
         (json.dumps([GOOD]).encode(), "found a JSON array; allowed: one JSON object a line"),
         (
             json.dumps(GOOD, indent=1).encode(),
-            "found one JSON object over several lines; allowed: one JSON object a line",
+            "found JSON objects over several lines; allowed: one JSON object a line",
         ),
+        (
+            2 * json.dumps(GOOD, indent=1).encode(),
+            "found JSON objects over several lines; allowed: one JSON object a line",
+        ),
+        (gzip.compress(json.dumps(GOOD).encode()), "found a compressed file; allowed: one JSON object a line"),
+        (zstandard.compress(json.dumps(GOOD).encode()), "as `unzstd` unpacks it"),
+        (lzma.compress(json.dumps(GOOD).encode()), "as `unxz` unpacks it"),
+        (bz2.compress(json.dumps(GOOD).encode()), "as `bunzip2` unpacks it"),
     ],
 )
 def test_another_kind_of_file_is_told_in_one_line_what_is_wanted(tmp_path: Path, data: bytes, said: str) -> None:

@@ -48,7 +48,10 @@ def pair(*, broken: str = "a - 1", solution: str | None = "a + 1", **changed: ob
         (pair(), ""),
         (pair(solution=None), ""),
         (pair(solution="a + 2"), "oracle: the solution gives 3 for visible[0], expected 2"),
-        (pair(solution="object()"), "oracle: the solution gives Unprintable (not a plain value: docs/problems.md lists them)"),
+        (
+            pair(solution="object()"),
+            "oracle: the solution gives Unprintable (not a plain value: docs/problems.md lists them)",
+        ),
         (pair(solution="1 // 0"), "oracle: the solution gives ZeroDivisionError for visible[0], expected 2"),
         (
             pair(solution="list(range(900, 999))", visible=[Case(args="[1]", expected=str([*range(900, 998)]))]),
