@@ -42,7 +42,7 @@ from shared import objects as stores
 from shared.contracts.ids import new_run_id
 from shared.contracts.run import Ref, Retry
 from shared.formats.fitting import Fitting
-from shared.formats.registry import FORMATS, load_format
+from shared.formats.registry import FORMATS, UnknownFormat, load_format
 from shared.output import require_writable, write_whole
 from shared.problems.pack import file_name
 from shared.settings import Told
@@ -98,12 +98,14 @@ def require_servable(checkpoint: Path) -> None:
     checked = exchange.check(checkpoint)
     try:
         chat = load_format(checkpoint)
-    except Exception as error:  # the tokenizers package raises nothing narrower
+    except UnknownFormat as error:
         raise DemoError(
             f"--checkpoint {checkpoint}: its chat format cannot be read: {error}; allowed: {', '.join(sorted(FORMATS))}. "
             f"One that speaks it: `etude import {checkpoint} --name NAME --format FORMAT`, then `etude export checkpoints/NAME "
             "--out DIR`, and measure DIR"
         ) from None
+    except ValueError as error:
+        raise DemoError(f"--checkpoint {checkpoint}: its chat format cannot be read: {error}") from None
     if chat.vocab_size > checked.vocabulary:
         raise DemoError(
             f"--checkpoint {checkpoint}: tokenizer.json has {chat.vocab_size} tokens; config.json has room for "

@@ -24,6 +24,7 @@ import xxhash
 
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref, RunConfig
+from shared.formats import Format
 from shared.formats import card as cards
 from shared.formats.registry import CARD, FORMATS, load_format
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
@@ -144,7 +145,10 @@ def _complete(folder: Path) -> None:
     card = _read_card(folder)
     tokenizer = folder / "tokenizer.json"
     if tokenizer.exists() and not (folder / "tokenizer_config.json").exists():
-        special = {token["content"] for token in json.loads(tokenizer.read_text()).get("added_tokens", [])}
+        try:
+            special = {token["content"] for token in json.loads(tokenizer.read_text()).get("added_tokens", [])}
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise NotExchanged(f"{tokenizer.name}: no tokenizer ({type(error).__name__}: {error})") from None
         about: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -153,7 +157,7 @@ def _complete(folder: Path) -> None:
         about |= {name: token for name, token in (("pad_token", PAD), ("eos_token", EOS)) if token in special}
         _write_json(folder / "tokenizer_config.json", about)
     if card.get("format") in FORMATS and not (folder / "generation_config.json").exists():
-        chat = load_format(folder)
+        chat = _check_format(folder, config["vocab_size"])
         _write_json(folder / "generation_config.json", {"eos_token_id": list(chat.stop_tokens), "do_sample": True})
 
 
@@ -288,15 +292,16 @@ def context_of(card: dict[str, Any], positions: int) -> int:
         raise NotExchanged(str(error)) from None
 
 
-def _check_format(folder: Path, vocabulary: int) -> None:
+def _check_format(folder: Path, vocabulary: int) -> Format:
     try:
         chat = load_format(folder)
-    except Exception as error:  # the tokenizers package raises nothing narrower
+    except ValueError as error:
         raise NotExchanged(f"its chat format cannot be read: {str(error).replace(f'{folder}/', '')}") from None
     if chat.vocab_size > vocabulary:
         raise NotExchanged(
             f"tokenizer.json has {chat.vocab_size} tokens; config.json has room for {vocabulary} (vocab_size)"
         )
+    return chat
 
 
 def _store(objects: Objects, name: str, folder: Path) -> tuple[Ref, bool]:
@@ -336,10 +341,14 @@ def _read_card(folder: Path) -> dict[str, Any]:
         card = json.loads((folder / CARD).read_text())
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise NotExchanged(f"{CARD}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise NotExchanged(f"{CARD}: not JSON ({error})") from None
     if not isinstance(card, dict):
         raise NotExchanged(f"{CARD}: found {type(card).__name__}; allowed: a JSON object")
+    if not isinstance(card.get("format"), str | None):
+        raise NotExchanged(f"{CARD}: format: found {card['format']!r:.80}; allowed: {', '.join(sorted(FORMATS))}")
     return card
 
 

@@ -60,7 +60,10 @@ class Compact:
     def __init__(self, tokenizer: Path, context: int = 512) -> None:
         if not tokenizer.is_file():
             raise FormatError(f"no tokenizer at {tokenizer}")
-        self.tokenizer = Tokenizer.from_file(str(tokenizer))
+        try:
+            self.tokenizer = Tokenizer.from_file(str(tokenizer))
+        except Exception as error:  # the package raises nothing narrower
+            raise FormatError(f"{tokenizer}: no tokenizer can be read from it ({error})") from None
         for i, token in enumerate(SPECIAL):
             if self.tokenizer.token_to_id(token) != i:
                 found = self.tokenizer.token_to_id(token)

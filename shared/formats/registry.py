@@ -34,8 +34,8 @@ def load_format(directory: Path) -> Format:
             f"{directory}: found no {CARD} there; allowed: a checkpoint directory that names its chat format, as `etude export` "
             "writes it"
         ) from None
-    except (json.JSONDecodeError, AttributeError) as error:
+    except (ValueError, AttributeError) as error:
         raise UnknownFormat(f"{path}: not a JSON object ({error})") from None
-    if name not in FORMATS:
-        raise UnknownFormat(f"{path}: format {name!r}; known: {', '.join(sorted(FORMATS))}")
+    if not isinstance(name, str) or name not in FORMATS:
+        raise UnknownFormat(f"{path}: format {name!r:.80}; known: {', '.join(sorted(FORMATS))}")
     return FORMATS[name](directory)

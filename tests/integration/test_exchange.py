@@ -216,7 +216,9 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), r"found neither model.safetensors nor"),
     "no configuration": (lambda d: (d / "config.json").unlink(), r"no config.json"),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer"),
-    "another's tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), r"."),
+    "another's tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), r"tokenizer.json: no tokenizer can be read from it \("),
+    "a list of formats": (lambda d: (d / "etude.json").write_text('{"format": ["compact-1"]}'), r"format: found \['compact-1'\]; allowed: compact-1"),
+    "a card that is a folder": (lambda d: (d / "etude.json").unlink() or (d / "etude.json").mkdir(), r"etude.json: cannot be read \(Is a dir"),
     "an unknown format": (lambda d: (d / "etude.json").write_text('{"format": "x"}'), r"chat format 'x'; allowed: compact-1"),
     "a card that is none": (lambda d: (d / "etude.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a long context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 999}'), r"found 999"),
@@ -236,6 +238,18 @@ def test_what_a_run_could_not_start_from_is_refused_by_name_and_nothing_is_store
     with pytest.raises(NotExchanged, match=says):
         exchange.import_directory(objects, checkpoint)
     assert list(objects.list("checkpoints/")) == []
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]"])
+def test_a_directory_whose_tokenizer_cannot_be_read_is_not_exported(
+    checkpoint: Path, tmp_path: Path, text: str | None
+) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    if text is not None:
+        (checkpoint / "tokenizer.json").write_text(text)
+    with pytest.raises(NotExchanged, match=r"no tokenizer"):
+        exchange.export_directory(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_card_that_names_no_context_gets_as_many_tokens_as_there_are_positions(

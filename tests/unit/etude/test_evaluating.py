@@ -89,6 +89,18 @@ def test_a_checkpoint_whose_chat_format_nobody_knows_is_refused(
         require_servable(checkpoint)
 
 
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_a_checkpoint_whose_tokenizer_cannot_be_read_is_refused_without_a_way_that_leads_nowhere(
+    checkpoint: Path, text: str | None
+) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    if text is not None:
+        (checkpoint / "tokenizer.json").write_text(text)
+    with pytest.raises(DemoError, match=r"its chat format cannot be read: .*tokenizer\.json") as refused:
+        require_servable(checkpoint)
+    assert "etude import" not in str(refused.value)
+
+
 def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path) -> None:
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
