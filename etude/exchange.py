@@ -205,7 +205,7 @@ class Checked:
 def check(directory: Path) -> Checked:
     """Whether the files hold what their config.json asks for, in dtypes that are read and with numbers alone, and its card fits.
     No model is made: every tensor is looked at by itself, and only once all else is right. Raises NotExchanged."""
-    from shared.model.checkpoint import READ, expected_shapes, not_finite, stored_tensors
+    from shared.model.checkpoint import READ, copies, expected_shapes, not_finite, other_than, stored_tensors
     from shared.model.config import ModelConfig, UnknownModel
 
     try:
@@ -220,15 +220,16 @@ def check(directory: Path) -> Checked:
     if mtp and not any(name.startswith(mtp) for name in found):
         notes = ("it has no MTP tensors although config.json names such layers: they begin at random",)
         wanted = {name: shape for name, shape in wanted.items() if not name.startswith(mtp)}
-    # A tied head is the embedding, and tables of angles follow from config.json: some save them all the same.
-    spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    strange = sorted(n for n in found.keys() - wanted.keys() - spare if not n.endswith("rotary_emb.inv_freq"))
+    # Copies of others, and tables of angles, which follow from config.json: some save them all the same.
+    spare = {name: original for name, original in copies(config).items() if name in found and original in found}
+    strange = sorted(n for n in found.keys() - wanted.keys() - spare.keys() if not n.endswith("rotary_emb.inv_freq"))
     missing = sorted(wanted.keys() - found.keys())
     wrong = sorted(name for name in wanted.keys() & found.keys() if wanted[name] != found[name].shape)
     unread = sorted(name for name in wanted.keys() & found.keys() if found[name].dtype not in READ.values())
     kind = f"{directory}: not a whole {config.model_type}"
     if missing:
-        raise NotExchanged(f"{kind}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+        instead = f"; found instead: {len(strange)}, the first is {strange[0]!r}" if strange else ""
+        raise NotExchanged(f"{kind}: {len(missing)} tensors are missing, the first is {missing[0]!r}{instead}")
     if wrong:
         raise NotExchanged(
             f"{kind}: {len(wrong)} tensors have another shape than config.json asks for, the first is {wrong[0]!r}: "
@@ -245,11 +246,17 @@ def check(directory: Path) -> Checked:
             f"{found[unread[0]].dtype}; allowed: {', '.join(READ.values())}"
         )
     try:
-        bad = not_finite(directory, wanted)
+        bad, other = not_finite(directory, wanted), other_than(directory, spare)
     except UnknownModel as error:
         raise NotExchanged(f"{directory}: {error}") from None
     if bad:
         raise NotExchanged(f"{directory}: {len(bad)} tensors are not finite in bf16, the first is {bad[0]!r}")
+    if other:
+        tied = " (tie_word_embeddings: false in config.json, if it is the head)" if other[0] == "lm_head.weight" else ""
+        raise NotExchanged(
+            f"{directory}: {other[0]!r} differs from {spare[other[0]]!r}, which would stand in its place; allowed: the same "
+            f"numbers{tied}"
+        )
     return Checked(config.vocab_size, config.max_position_embeddings, notes)
 
 

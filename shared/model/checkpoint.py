@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +29,7 @@ from shared.model.network import DecoderLayer, Transformer
 KEPT_IN_FLOAT32 = (
     "e_score_correction_bias"  # as DeepSeek publishes it: a bias that bf16 would round to steps too coarse
 )
+_LFS = b"version https://git-lfs.github.com/spec/"
 READ = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -104,14 +107,11 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
     views = published_tensors(model)
     seen: set[str] = set()
     for path in _files(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
-                    if name in views:
-                        _copy(path, name, file.get_tensor(name), views[name])
-                        seen.add(name)
-        except (SafetensorError, OSError) as error:
-            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+        with _reading(path) as file:
+            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                if name in views:
+                    _copy(path, name, file.get_tensor(name), views[name])
+                    seen.add(name)
     missing = [name for name in views if name not in seen]
     mtp = tuple(f"model.layers.{len(model.layers) + i}." for i in range(len(model.mtp_layers)))
     if missing and (any(name.startswith(mtp) for name in seen) or not all(name.startswith(mtp) for name in missing)):
@@ -140,13 +140,10 @@ def stored_tensors(directory: Path | str) -> dict[str, Stored]:
     """All tensors in a checkpoint's files, by name; none is read. Raises UnknownModel."""
     stored: dict[str, Stored] = {}
     for path in _files(Path(directory)):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
-                    found = file.get_slice(name)
-                    stored[name] = Stored(tuple(found.get_shape()), found.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+        with _reading(path) as file:
+            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                found = file.get_slice(name)
+                stored[name] = Stored(tuple(found.get_shape()), found.get_dtype())
     return stored
 
 
@@ -155,14 +152,39 @@ def not_finite(directory: Path | str, names: Container[str]) -> list[str]:
     Raises UnknownModel."""
     bad: list[str] = []
     for path in _files(Path(directory)):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
-                    if name in names and not bool(torch.isfinite(file.get_tensor(name).to(torch.bfloat16)).all()):
-                        bad.append(name)
-        except (SafetensorError, OSError) as error:
-            raise UnknownModel(f"{path}: not a readable safetensors file ({error})") from None
+        with _reading(path) as file:
+            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+                if name in names and not bool(torch.isfinite(file.get_tensor(name).to(torch.bfloat16)).all()):
+                    bad.append(name)
     return sorted(bad)
+
+
+def copies(config: ModelConfig) -> dict[str, str]:
+    """Tensors that a checkpoint may hold although the model has none of its own there → which one it has instead: a tied head, and
+    what an MTP layer shares with the trunk, as DeepSeek publishes it."""
+    embedding = "model.embed_tokens.weight"
+    head = embedding if config.tie_word_embeddings else "lm_head.weight"
+    there = {"lm_head.weight": embedding} if config.tie_word_embeddings else {}
+    for i in range(config.num_hidden_layers, config.num_hidden_layers + config.num_mtp_layers):
+        there[f"model.layers.{i}.embed_tokens.weight"] = embedding
+        there[f"model.layers.{i}.shared_head.head.weight"] = head
+    return there
+
+
+def other_than(directory: Path | str, originals: Mapping[str, str]) -> list[str]:
+    """Those tensors of a checkpoint's files that are not the copies of others that they should be. `originals`: name → name, both
+    there. Raises UnknownModel."""
+    where: dict[str, Path] = {}
+    for path in _files(Path(directory)):
+        with _reading(path) as file:
+            where |= dict.fromkeys(file.keys(), path)
+
+    def tensor(name: str) -> Tensor:
+        with _reading(where[name]) as file:
+            found: Tensor = file.get_tensor(name)
+            return found.float()
+
+    return sorted(name for name, original in originals.items() if not torch.equal(tensor(name), tensor(original)))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -186,6 +208,26 @@ def _files(directory: Path) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnknownModel(f"{index}: no index of a checkpoint's files ({type(error).__name__}: {error})") from None
     raise UnknownModel(f"{directory}: found neither {single.name} nor {index.name}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """The open file. Raises UnknownModel where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UnknownModel(f"{path}: not a readable safetensors file ({_pointer(path) or error})") from None
+
+
+def _pointer(path: Path) -> str:
+    """Of a clone without Git LFS; empty for any other file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_LFS))
+    except OSError:
+        return ""
+    return "found a pointer of Git LFS; `git lfs pull` in its clone fetches the file" if head == _LFS else ""
 
 
 def _copy(path: Path, name: str, source: Tensor, target: Tensor) -> None:

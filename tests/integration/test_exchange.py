@@ -196,6 +196,11 @@ def truncated(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+HEAD, EMBEDDING, COPIES = (
+    "lm_head.weight",
+    "model.embed_tokens.weight",
+    ("embed_tokens.weight", "shared_head.head.weight"),
+)
 NORM, GATE = "model.norm.weight", "model.layers.0.mlp.gate.weight"
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another architecture": (edited(model_type="llama"), r"model_type 'llama'; allowed: qwen3, qwen3_moe, deepseek_v3"),
@@ -211,14 +216,33 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another shape": (retensored(lambda t: t.update({NORM: torch.ones(7)})), rf"'{NORM}': \(7,\), asked for \(32,\)"),
     "another dtype": (retensored(lambda t: t.update({NORM: t[NORM].double()})), rf"'{NORM}': F64; allowed: BF16, F16, F32"),
     "an adapter": (retensored(lambda t: t.update({"lora_A": torch.ones(1)})), r"does not have, the first is 'lora_A'"),
+    "a head that is not tied": (
+        retensored(lambda t: t.update({HEAD: t[EMBEDDING] * 2})),
+        rf"'{HEAD}' differs from '{EMBEDDING}', .*tie_word_embeddings: false",
+    ),
+    "an MTP layer of other words": (
+        retensored(lambda t: t.update({f"model.layers.2.{COPIES[0]}": t[EMBEDDING] * 2})),
+        rf"'model.layers.2.{COPIES[0]}' differs from '{EMBEDDING}', .*allowed: the same numbers$",
+    ),
+    "other names": (
+        retensored(lambda t: [t.update({name.removeprefix("model."): t.pop(name)}) for name in list(t)]),
+        r"tensors are missing, .*; found instead: \d+, the first is 'embed_tokens.weight'",
+    ),
+    "a pointer of Git LFS": (
+        lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        r"not a readable safetensors file \(found a pointer of Git LFS; `git lfs pull`",
+    ),
     "not finite": (retensored(lambda t: t[NORM].fill_(float("nan"))), rf"not finite in bf16, the first is '{NORM}'"),
     "half a file": (truncated, r"not a readable safetensors file"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), r"found neither model.safetensors nor"),
     "no configuration": (lambda d: (d / "config.json").unlink(), r"no config.json"),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer"),
-    "another's tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), r"tokenizer.json: no tokenizer can be read from it \("),
-    "a list of formats": (lambda d: (d / "etude.json").write_text('{"format": ["compact-1"]}'), r"format: found \['compact-1'\]; allowed: compact-1"),
-    "a card that is a folder": (lambda d: (d / "etude.json").unlink() or (d / "etude.json").mkdir(), r"etude.json: cannot be read \(Is a dir"),
+    "another's tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), r"tokenizer.json: no tokenizer can be read"),
+    "a list of formats": (lambda d: (d / "etude.json").write_text('{"format": ["x"]}'), r"format: found \['x'\]; allowed: compact"),
+    "a card that is a folder": (
+        lambda d: (d / "etude.json").unlink() or (d / "etude.json").mkdir(),
+        r"etude.json: cannot be read \(Is a directory",
+    ),
     "an unknown format": (lambda d: (d / "etude.json").write_text('{"format": "x"}'), r"chat format 'x'; allowed: compact-1"),
     "a card that is none": (lambda d: (d / "etude.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a long context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 999}'), r"found 999"),
@@ -259,6 +283,17 @@ def test_a_card_that_names_no_context_gets_as_many_tokens_as_there_are_positions
     exchange.import_directory(objects, checkpoint, name="mine")
     out = exchange.export_stored(objects, "mine", tmp_path / "out")
     assert load_format(out).context == 256
+
+
+def test_copies_of_the_embedding_are_taken_for_what_they_are(
+    checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
+) -> None:
+    first = exchange.import_directory(objects, checkpoint, name="without")
+    names = (HEAD, *(f"model.layers.2.{name}" for name in COPIES))
+    retensored(lambda t: t.update({name: t[EMBEDDING].clone() for name in names}))(checkpoint)
+    assert exchange.import_directory(objects, checkpoint, name="with").parameters == first.parameters
+    out = exchange.export_stored(objects, "with", tmp_path / "out")
+    assert not load_file(out / "model.safetensors").keys() & set(names)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(
