@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -29,6 +29,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
 )
 console = Console(stderr=True)
+_NO_SPLITS = "none: no *.public.jsonl.zst there"
+T = TypeVar("T", Problem, Hidden)
 SandboxKind = Annotated[
     str, typer.Option(envvar="ETUDE_SANDBOX", help="bubblewrap, or process for code that you trust.")
 ]
@@ -150,7 +152,11 @@ def import_(
     if empty := [name for name, members in splits.items() if not members]:
         _tell(_nothing_for(empty[0], passed, share))
         raise typer.Exit(1)
-    build.write_own(out, splits)
+    try:
+        build.write_own(out, splits)
+    except OSError as error:
+        _tell(f"tasks import: --out {out}: cannot be written: {error.strerror}; give a new directory elsewhere")
+        raise typer.Exit(2) from None
     _tell(f"{out}: {total}, " + ", ".join(f"{len(members)} in {name}" for name, members in splits.items()))
 
 
@@ -193,22 +199,27 @@ def show(
     try:
         splits = [split] if split else splits_in(pack)
         for name in splits:
-            public = Lines((pack / file_name(name, "public")).read_bytes(), Problem)
+            public = _lines(pack / file_name(name, "public"), Problem)
             if not problem:
                 print("\n".join(public.ids))
             elif problem in public:
                 print(export_line(public[problem], _hidden(pack, name, problem)))
                 console.print(f"{problem}: split {name}", markup=False, soft_wrap=True)
                 return
+    except FileNotFoundError:
+        there = ", ".join(splits_in(pack)) or _NO_SPLITS
+        console.print(f"tasks show: {pack}: no split {split!r}; found: {there}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
     except (OSError, PackError) as error:
         console.print(f"tasks show: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyError:
         console.print(f"tasks show: {problem!r} has no hidden part in {pack}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
-    if problem:
-        looked = ", ".join(splits) or "none: no *.public.jsonl.zst there"
-        console.print(f"tasks show: no problem {problem!r} in {pack} (splits: {looked})", markup=False, soft_wrap=True)
+    if problem or not splits:
+        looked = ", ".join(splits) or _NO_SPLITS
+        which = f"problem {problem!r}" if problem else "problems"
+        console.print(f"tasks show: no {which} in {pack} (splits: {looked})", markup=False, soft_wrap=True)
         raise typer.Exit(2)
 
 
@@ -218,7 +229,15 @@ def _hidden(pack: Path, split: str, problem: str) -> Hidden:
     if not path.exists():
         console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
         return Hidden(id=problem, cases=[])
-    return Lines(path.read_bytes(), Hidden)[problem]
+    return _lines(path, Hidden)[problem]
+
+
+def _lines(path: Path, kind: type[T]) -> Lines[T]:
+    """Raises OSError, and PackError with the name of the file."""
+    try:
+        return Lines(path.read_bytes(), kind)
+    except PackError as error:
+        raise PackError(f"{path}: {error}") from None
 
 
 def _summary(manifest: dict[str, Any]) -> Table:

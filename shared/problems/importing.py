@@ -84,6 +84,8 @@ def _text(path: Path) -> str:
         if b"\0" in data:  # JSON never has it; half of UTF-16 is made of it
             raise ProblemError(f"{path}: found bytes that are 0, as in UTF-16; allowed: text in UTF-8")
         text = data.decode("utf-8-sig")  # a mark of the byte order is no part of a line
+    except IsADirectoryError:
+        raise ProblemError(f"{path}: found a folder; allowed: {_A_LINE}; a pack is taken by --pack") from None
     except OSError as error:
         raise ProblemError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -119,6 +119,13 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(
     assert not (tmp_path / "pack").exists()
 
 
+def test_a_pack_that_cannot_be_written_is_said(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = imported(own, "--out", str(tmp_path / "file" / "pack"))
+    assert result.exit_code == 2
+    assert f"--out {tmp_path / 'file' / 'pack'}: cannot be written: " in result.stderr
+
+
 def test_what_it_says_steers_no_terminal(own: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b]0;title\x07"
     folder.mkdir()

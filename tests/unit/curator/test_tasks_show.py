@@ -51,6 +51,24 @@ def test_an_unknown_problem_is_refused_with_where_was_looked(pack: Path) -> None
     assert "train, rl, dev, held_out" in result.stderr
 
 
+def test_a_folder_without_a_pack_and_a_split_that_is_not_there_are_said(pack: Path, tmp_path: Path) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["show", str(empty)])
+    assert (result.exit_code, "no problems in" in result.stderr) == (2, True)
+    result = CliRunner().invoke(app, ["show", str(pack), "in-rl", "--split", "test"])
+    assert result.exit_code == 2
+    assert "no split 'test'; found: train, rl, dev, held_out" in result.stderr
+
+
+@pytest.mark.parametrize("part", ["public", "hidden"])
+def test_a_damaged_file_of_a_pack_is_named(pack: Path, part: str) -> None:
+    path = pack / f"rl.{part}.jsonl.zst"
+    path.write_bytes(path.read_bytes()[:-3])
+    result = CliRunner().invoke(app, ["show", str(pack), "in-rl"])
+    assert result.exit_code == 2
+    assert f"{path}: pack: cut short" in result.stderr.replace("\n", "")
+
+
 def test_where_the_hidden_part_is_not_kept_the_public_part_is_shown_alone(pack: Path) -> None:
     (pack / "held_out.hidden.jsonl.zst").unlink()
     result = CliRunner().invoke(app, ["show", str(pack), "in-held_out"])

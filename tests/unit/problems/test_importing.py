@@ -280,6 +280,8 @@ def test_an_empty_file_is_refused(tmp_path: Path, text: str):
 def test_a_missing_file_and_another_kind_of_file_are_refused_by_name(tmp_path: Path):
     with pytest.raises(ProblemError, match=r"none\.jsonl"):
         import_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(ProblemError, match=r"found a folder; allowed: .*; a pack is taken by --pack"):
+        import_jsonl(tmp_path)
     (tmp_path / "image.jsonl").write_bytes(b"\x89PNG\xff")
     with pytest.raises(ProblemError, match=r"image\.jsonl"):
         import_jsonl(tmp_path / "image.jsonl")
