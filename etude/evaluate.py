@@ -208,7 +208,7 @@ def run(
     and those of the file that do not pass the check, are named and counted. Returns the exit code."""
     console = Console(stderr=True)
     if not (checkpoint / "config.json").exists():
-        console.print(
+        tell(
             f"--checkpoint {checkpoint}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
         )
         return 2

@@ -117,9 +117,10 @@ def _config(objects: Objects, run: str) -> RunConfig:
     try:
         return msgspec.json.decode(objects.get(objects.head(f"runs/{run}/config.json")), type=RunConfig)
     except (ObjectMissing, ValueError):
+        imported = f"`{STORED}/{run}` is one" if run in _names(objects) else f"which is written {STORED}/NAME"
         raise NotExchanged(
-            f"{run}: neither a directory with a config.json, nor a run or an imported checkpoint of this object store; "
-            "ETUDE_STATE or ETUDE_OBJECTS names the store"
+            f"{run}: neither a directory with a config.json, nor a run of this object store, nor an imported checkpoint of it, "
+            f"{imported}; ETUDE_STATE or ETUDE_OBJECTS names the store"
         ) from None
 
 
@@ -334,10 +335,12 @@ def stored(objects: Objects, name: str) -> Ref:
             return objects.head(f"{STORED}/{name}/{MANIFEST}")
     except ObjectMissing:
         pass
-    there = sorted({key.split("/")[1] for key in objects.list(f"{STORED}/") if key.endswith(f"/{MANIFEST}")})
-    raise NotExchanged(
-        f"{STORED}/{name}: no such checkpoint; there are: {', '.join(there) or 'none'}. `etude import DIR` adds one"
-    )
+    there = ", ".join(_names(objects)) or "none"
+    raise NotExchanged(f"{STORED}/{name}: no such checkpoint; there are: {there}. `etude import DIR` adds one")
+
+
+def _names(objects: Objects) -> list[str]:
+    return sorted({key.split("/")[1] for key in objects.list(f"{STORED}/") if key.endswith(f"/{MANIFEST}")})
 
 
 # Files

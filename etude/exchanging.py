@@ -42,6 +42,10 @@ def export_policy(
     from etude import exchange
 
     with _told():
+        if version and (Path(source).is_dir() or source.startswith(f"{exchange.STORED}/")):
+            raise exchange.NotExchanged(
+                f"--version {version}: {source} is no run; allowed: without it, or a run's version"
+            )
         if Path(source).is_dir():
             typer.echo(f"{exchange.export_directory(Path(source), out)}: written from {source}")
             return

@@ -100,7 +100,7 @@ def _mean(steps: Sequence[Step], figure: str) -> float:
 
 
 def say(console: Console, title: str, line: str) -> None:
-    console.print(f"{title}: {line}", highlight=False, soft_wrap=True)
+    console.print(f"{title}: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def say_error(console: Console, error: BaseException) -> None:

@@ -334,6 +334,12 @@ def test_on_the_command_line_errors_are_one_text_and_a_code(checkpoint: Path, tm
     code, said = etude("export", f"{RUN}@0", "--out", str(out))
     assert (code, "there is something already" in said) == (1, True)
     assert etude("export", f"{RUN}@0", "--out", str(tmp_path / "zero"))[0] == 0
+    assert etude("import", str(checkpoint), "--name", "other")[0] == 0
+    for other in ("checkpoints/other", str(checkpoint)):
+        code, said = etude("export", other, "--version", "1", "--out", str(tmp_path / "none"))
+        assert (code, f"--version 1: {other} is no run" in said) == (1, True)
+    code, said = etude("export", "other", "--out", str(tmp_path / "none"))
+    assert (code, "`checkpoints/other` is one" in said) == (1, True)
     code, said = etude("export", "r-none", "--out", str(tmp_path / "none"))
     assert (code, "neither a directory" in said) == (1, True)
     code, said = etude("export", f"{RUN}@x", "--out", str(tmp_path / "none"))

@@ -70,6 +70,13 @@ def test_a_foreign_checkpoint_is_refused_before_a_service_starts(
     assert not list(scratch.iterdir())
 
 
+def test_a_folder_without_a_checkpoint_is_named_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.run(tmp_path / "ck[/bold]", Split(tmp_path, "held_out"), 1, None, 0) == 2
+    assert f"--checkpoint {tmp_path}/ck[/bold]: no config.json there; expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("card", "said"),
     [
