@@ -27,7 +27,6 @@ MIN_CASES = 9
 MAX_SHOWN = 48  # characters of all arguments together, and of the result
 MAX_VISIBLE = 56  # of both together, for a case that is shown to the agent
 _SAME_RESULT = 5  # cases at most with one result
-_MAX_INT = 10**9
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ class LockStep:
         self.model = model
         B, P = len(prompts), max(map(len, prompts))
         self.length = torch.tensor([len(p) for p in prompts])
-        self._capacity = P + room
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         tokens_BP = torch.zeros(B, P, dtype=torch.long)

@@ -8,7 +8,6 @@ from typing import Any
 from services.trainer.base.tokenizer import VOCABULARY
 
 CONTEXT = 512
-SEED = 1
 
 # Qwen3-MoE: 2.7M parameters with the MTP layer, 1.4M of the trunk active per token. Four experts: for the few tokens of an
 # engine step, eight of them cost a fifth more (more and smaller products).
