@@ -40,6 +40,12 @@ def test_chart_and_compose_file_run_the_same_images_with_the_same_patience():
         assert bool(service.get("jobs")) == ("ETUDE_JOBS" in composed["environment"])
 
 
+def test_of_services_that_must_not_be_doubled_an_update_starts_the_new_one_after_the_old_one_has_gone():
+    alone = {name for name, service in VALUES["services"].items() if service.get("recreate")}
+    assert alone == {"trainer", "evaluator"}
+    assert all(VALUES["services"][name]["replicas"] == 1 for name in alone)
+
+
 def test_a_trainer_on_a_gpu_has_the_image_with_torch_for_it():
     trainer = yaml.safe_load((CHART / "values-cluster.yaml").read_text())["services"]["trainer"]
     assert trainer["resources"]["limits"]["nvidia.com/gpu"]
