@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from shared.sandbox import CommandResult, Limits, SandboxUnavailable
 from shared.sandbox.bubblewrap import FIRST_UID, WAY_OUT, program
@@ -99,7 +99,7 @@ class BubblewrapSandbox:
     async def _exec(self, argv: Sequence[str], time_s: float, stdin: bytes, output_bytes: int) -> CommandResult:
         started = time.monotonic()
         arguments = [program(), "--unshare-all", "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID)]
-        arguments += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *_system()]
+        arguments += ["--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL", *_system()]
         arguments += ["--bind", str(self._folder), WORKSPACE, "--chdir", WORKSPACE, "--remount-ro", "/", "--clearenv"]
         for name, value in _ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
@@ -108,14 +108,10 @@ class BubblewrapSandbox:
         identity = {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
         with _filter() as filter_file:
             try:
-                process = await asyncio.create_subprocess_exec(
+                process = await _started(
                     *(arguments[0], "--seccomp", str(filter_file.fileno()), *arguments[1:]),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    env={},
                     pass_fds=(filter_file.fileno(),),
-                    **identity,  # type: ignore[arg-type]
+                    **identity,
                 )
             except OSError as error:
                 raise SandboxUnavailable(f"bubblewrap did not start: {error}; {WAY_OUT}") from None
@@ -232,9 +228,32 @@ def _entries(folder: int) -> list[str]:
     return names
 
 
+async def _started(*arguments: str, **options: Any) -> asyncio.subprocess.Process:
+    """In a process group and a session of its own, without a terminal. Raises OSError."""
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={},
+            start_new_session=True,
+            **options,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        _kill(await starting)
+        raise
+
+
 def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGKILL)  # bubblewrap; PID 1 of the sandbox dies with it, and all others with that
+    """Bubblewrap and PID 1 of the sandbox, and all others with that. Bubblewrap alone is not enough: its PID 1 dies with it only
+    when it is almost ready, and before would go on for ever. Nothing but what a command starts leaves the group."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _take(stream: asyncio.StreamReader, most: int) -> tuple[bytes, bool]:

@@ -88,6 +88,25 @@ def test_a_command_past_its_time_is_killed_with_all_it_started(in_sandbox: Withi
     in_sandbox(scenario)
 
 
+def test_a_command_is_ended_however_early_that_is(in_sandbox: Within) -> None:
+    """Its sandbox takes some 20 ms to be made."""
+
+    async def scenario(sandbox: Sandbox) -> None:
+        mark = f"{600 + os.getpid() / 1e8:.8f}"  # seconds, and how to know it
+        for at in range(60):
+            if at % 2:
+                assert (await sandbox.exec(["/bin/sleep", mark], time_s=at / 2500)).exit_code is None
+            else:
+                running = asyncio.create_task(sandbox.exec(["/bin/sleep", mark], time_s=60))
+                await asyncio.sleep(at / 2500)
+                running.cancel()
+                await asyncio.wait([running])
+        while any(mark in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    in_sandbox(scenario)
+
+
 def test_output_is_cut_at_the_limit_and_the_writer_never_blocks(in_sandbox: Within) -> None:
     async def scenario(sandbox: Sandbox) -> None:
         result = await sandbox.exec(shell("head -c 5000000 /dev/zero; echo done >&2"), time_s=60)
