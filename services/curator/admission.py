@@ -7,25 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shared.contracts.messages import Alert, ProblemAdmitted
 from shared.contracts.run import RunConfig
-from shared.problems.importing import named
 from shared.problems.schema import Problem
 
 _BATCH_BYTES = 48 * 1024  # of 64 KiB that a message may have
-_NAME_BYTES = 4096  # of category and cell together, with which a problem alone is no message too large
 _PER_PROBLEM = 12  # quotes, brackets and commas around id, category and cell
 # Nats. Narrow where attempts of a group differ most; beyond the last, hardly anything is ever solved.
 BANDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0)
 _EXAMPLES = 20
 _EXAMPLE_CHARS = 400
-
-
-def unnamed(problem: Problem) -> str:
-    """Why it cannot be spoken of in messages, which a pack of others may hold; empty: it can."""
-    if not named(problem):
-        return f"field 'id': found {problem.id[:40]!r}; allowed: 1 to 128 visible ASCII characters"
-    if (size := len(problem.category.encode()) + len(problem.cell.encode())) > _NAME_BYTES:
-        return f"fields 'category' and 'cell': found {size} bytes; allowed: at most {_NAME_BYTES}"
-    return ""
 
 
 def category(problem: Problem, nats: float | None) -> str:

@@ -20,6 +20,7 @@ from shared.contracts.messages import Alert, RunControl
 from shared.contracts.run import Ref, RunConfig
 from shared.formats.registry import load_format
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
+from shared.problems.importing import unspeakable
 from shared.problems.pack import PARTS, PackError, file_name, read_hidden, read_problems
 from shared.problems.schema import Hidden, Problem
 from shared.sandbox import Functions, SandboxUnavailable, gate
@@ -84,7 +85,7 @@ class Curator:
     async def _admit(self, run: str, ref: Ref) -> None:
         config, pairs, surprise = await asyncio.to_thread(self._load, run, ref)
         alerts: list[Alert] = []
-        reasons = {problem.id: why for problem, _ in pairs if (why := admission.unnamed(problem))}
+        reasons = {problem.id: f"field {why[0]!r}: {why[1]}" for problem, _ in pairs if (why := unspeakable(problem))}
         reasons |= await asyncio.to_thread(self._misfits, config, pairs)
         fitting = [pair for pair in pairs if pair[0].id not in reasons]
         if await asyncio.to_thread(_made_here, self._config.packs, config):

@@ -112,9 +112,15 @@ def listed(reasons: Sequence[str]) -> str:
     return "\n".join([*reasons[:_MAX_ERRORS], *more])
 
 
-def named(problem: Problem) -> bool:
-    """Whether its id can stand wherever ids do."""
-    return _ID.match(problem.id) is not None
+def unspeakable(problem: Problem) -> tuple[str, str] | None:
+    """The field of its names that cannot stand in messages, keys and labels, and why; None where all can."""
+    if not _ID.match(problem.id):
+        return "id", f"found {problem.id[:200]!r}; allowed: 1 to 128 visible ASCII characters"
+    for field, text in (("category", problem.category), ("cell", problem.cell)):
+        if len(text) > _MAX_TAG or not text.isprintable():
+            what = f"found {text[:60]!r}, {len(text)} characters; allowed: at most {_MAX_TAG}, all printable"
+            return field, what
+    return None
 
 
 def entry_of(problem: Problem) -> tuple[str, str]:
@@ -137,8 +143,8 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     def refuse(field: str, what: str) -> ProblemError:
         return ProblemError(f"line {number}: field {field!r}: {what}")
 
-    if not named(problem):
-        raise refuse("id", f"found {problem.id!r}; allowed: 1 to 128 visible ASCII characters")
+    if unfit := unspeakable(problem):
+        raise refuse(*unfit)
     if problem.kind != "function":
         raise refuse(
             "kind", f"found {problem.kind!r}; allowed: 'function' ('repository' is reserved, nothing runs it yet)"
@@ -153,11 +159,6 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
     unknown = sorted(set(hidden.solution) - set(problem.files))
     if unknown:
         raise refuse("solution", f"found {unknown[0]!r}, which is not in 'files'")
-    for field, text in (("category", problem.category), ("cell", problem.cell)):
-        if len(text) > _MAX_TAG or not text.isprintable():
-            raise refuse(
-                field, f"found {text[:60]!r}, {len(text)} characters; allowed: at most {_MAX_TAG}, all printable"
-            )
     if not problem.visible:
         raise refuse("visible", "is empty; the agent needs at least one case to see")
     if problem.actual and len(problem.actual) != len(problem.visible):

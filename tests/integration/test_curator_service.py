@@ -147,7 +147,7 @@ def test_a_problem_whose_names_fit_no_message_is_refused_and_keeps_no_other_back
             admitted, [alert] = await world.collect(2)
             assert [batch.problems for batch in admitted] == [{"good": ("debugging", "f")}]
             assert [example.split(": ", 1)[0][:10] for example in alert.examples] == ["i" * 10, "two\nlines", "wide"]
-            assert "allowed: at most 4096" in alert.examples[2]
+            assert "field 'cell': found " in alert.examples[2]
 
         await world.life(until)
 

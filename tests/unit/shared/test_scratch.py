@@ -24,7 +24,9 @@ def names(place: Path) -> set[str]:
 
 
 def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_holds_stays(tmp_path: Path) -> None:
-    others = [subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True) for _ in "12"]
+    others = [
+        subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True) for _ in "12"
+    ]
     try:
         dead, alive = (process.stdout.readline().strip() for process in others if process.stdout)
         (tmp_path / "of-somebody-else").mkdir()
