@@ -291,7 +291,7 @@ def test_runs_are_listed_the_newest_first_with_state_step_and_reason_also_when_n
         ("measure --best", 1, "no run was started here: `etude start` begins one"),
         ("rollback --to best", 1, "no run was started here: `etude start` begins one"),
         ("promote", 0, "Nothing is promoted."),
-        (f"export {A} --out policy", 1, "nor a run or an imported checkpoint of this object store"),
+        (f"export {A} --out policy", 1, "nor a run of this object store, nor an imported checkpoint of it"),
         ("import nowhere", 1, "nowhere: no config.json"),
         ("status", 0, "nothing is running here"),
         ("dlq list", 0, "No dead letters."),
