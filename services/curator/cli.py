@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
@@ -201,9 +202,9 @@ def show(
         for name in splits:
             public = _lines(pack / file_name(name, "public"), Problem)
             if not problem:
-                print("\n".join(public.ids))
+                print("\n".join(map(visible, public.ids)))
             elif problem in public:
-                print(export_line(public[problem], _hidden(pack, name, problem)))
+                print(_plain(export_line(public[problem], _hidden(pack, name, problem))))
                 console.print(f"{problem}: split {name}", markup=False, soft_wrap=True)
                 return
     except FileNotFoundError:
@@ -238,6 +239,11 @@ def _lines(path: Path, kind: type[T]) -> Lines[T]:
         return Lines(path.read_bytes(), kind)
     except PackError as error:
         raise PackError(f"{path}: {error}") from None
+
+
+def _plain(line: str) -> str:
+    """The same JSON, with what would steer a terminal or the order of reading as escapes."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def _summary(manifest: dict[str, Any]) -> Table:

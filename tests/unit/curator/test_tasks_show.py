@@ -45,6 +45,18 @@ def test_without_an_id_all_are_listed(pack: Path) -> None:
     assert ids == ["in-train", "in-rl", "in-dev", "in-held_out"]
 
 
+def test_a_pack_of_others_steers_no_terminal_and_is_shown_exactly(pack: Path) -> None:
+    steers = "\x1b[2J\x9b2J\u202e\U000e0041é"
+    problem = Problem(id=f"in-{steers}", prompt=steers, files={"f.py": steers}, entry="f", visible=[])
+    (pack / "dev.public.jsonl.zst").write_bytes(write([problem]))
+    (pack / "dev.hidden.jsonl.zst").write_bytes(write([Hidden(id=problem.id, cases=[CASE])]))
+    listed = CliRunner().invoke(app, ["show", str(pack), "--split", "dev"]).stdout
+    assert listed == "in-⟨ESC⟩[2J⟨U+009B⟩2J⟨U+202E⟩⟨U+E0041⟩é\n"
+    shown = CliRunner().invoke(app, ["show", str(pack), problem.id]).stdout
+    assert shown.removesuffix("\n").isprintable()
+    assert json.loads(shown)["files"] == {"f.py": steers}
+
+
 def test_an_unknown_problem_is_refused_with_where_was_looked(pack: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(pack), "elsewhere"])
     assert result.exit_code == 2
