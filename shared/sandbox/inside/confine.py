@@ -26,19 +26,20 @@ _CALLS: dict[str, dict[str, int]] = {
         **{"socket": 41, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "ptrace": 101},
         **{"process_vm_readv": 310, "process_vm_writev": 311, "mount": 165, "umount2": 166, "pivot_root": 155},
         **{"chroot": 161, "unshare": 272, "setns": 308, "open_by_handle_at": 304, "add_key": 248, "request_key": 249},
-        **{"keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "clone": 56},
+        **{"keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "clone": 56, "fcntl": 72},
     },
     "aarch64": {
         **{"socket": 198, "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "ptrace": 117},
         **{"process_vm_readv": 270, "process_vm_writev": 271, "mount": 40, "umount2": 39, "pivot_root": 41},
         **{"chroot": 51, "unshare": 97, "setns": 268, "open_by_handle_at": 265, "add_key": 217, "request_key": 218},
-        **{"keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "clone": 220},
+        **{"keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "clone": 220, "fcntl": 25},
     },
 }
 _SHARED_CALLS = {
     **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429},
     **{"fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "clone3": 435},
 }
+_F_SETLEASE = 1024
 _OBJECT_CALLS = ("shmget", "semget", "msgget", "mq_open")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -136,12 +137,13 @@ def give_up_privileges() -> None:
 
 def filter_program(machine: str, *, families: Sequence[int] = (), shared_objects: bool = False) -> bytes:
     """Classic BPF that lets every system call pass but those of the tables above: namespaces, mounts, tracing, kernel
-    interfaces with a history of holes, sockets but for those of `families`, and, unless `shared_objects` end with the
-    sandbox, memory, semaphores and queues that would outlive the run."""
+    interfaces with a history of holes, sockets but for those of `families`, leases (who owns a file of the interpreter on the
+    host is its owner in the sandbox, and a lease keeps everybody else from opening it), and, unless `shared_objects` end with
+    the sandbox, memory, semaphores and queues that would outlive the run."""
     allow, eperm, enosys, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     calls = {**_CALLS[machine], **_SHARED_CALLS}
-    clone, clone3, socket = calls.pop("clone"), calls.pop("clone3"), calls.pop("socket")
+    clone, clone3, socket, fcntl = (calls.pop(name) for name in ("clone", "clone3", "socket", "fcntl"))
     denied = sorted(number for name, number in calls.items() if not (shared_objects and name in _OBJECT_CALLS))
     # (code, jump if true, jump if false, operand); jumps count instructions after the next one
     program: list[tuple[int, int, int, int]] = [
@@ -158,6 +160,8 @@ def filter_program(machine: str, *, families: Sequence[int] = (), shared_objects
     program += [(equal, 0, len(families) + 3, socket), (load, 0, 0, 16)]
     program += [(equal, len(families) - at, 0, family) for at, family in enumerate(families)]
     program += [(give, 0, 0, eperm), (give, 0, 0, allow)]
+    program += [(equal, 0, 4, fcntl), (load, 0, 0, 24), (equal, 1, 0, _F_SETLEASE)]
+    program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
     for at, number in enumerate(denied):
         program += [(equal, len(denied) - at + 3, 0, number)]  # to the last instruction
     program += [(equal, 0, 2, clone), (load, 0, 0, 16), (any_bit, 1, 0, _NEW_ANYTHING)]

@@ -12,9 +12,9 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 MACHINES = sorted(_CALLS)
 
 
-def interpret(program: bytes, nr: int, arch: int, flags: int = 0) -> int:
-    """Classic BPF over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}; `flags`: the first argument."""
-    data = struct.pack("<IIQ6Q", nr, arch, 0, flags, 0, 0, 0, 0, 0)
+def interpret(program: bytes, nr: int, arch: int, flags: int = 0, second: int = 0) -> int:
+    """Classic BPF over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}; `flags`, `second`: its arguments."""
+    data = struct.pack("<IIQ6Q", nr, arch, 0, flags, second, 0, 0, 0, 0)
     at = accumulator = 0
     while True:
         code, yes, no, operand = struct.unpack_from("HBBI", program, 8 * at)
@@ -34,7 +34,7 @@ def interpret(program: bytes, nr: int, arch: int, flags: int = 0) -> int:
 def test_every_listed_call_is_refused_and_every_other_passes(machine: str) -> None:
     program, arch = filter_program(machine), _AUDIT_ARCH[machine]
     calls = {**_CALLS[machine], **_SHARED_CALLS}
-    clone, clone3 = calls.pop("clone"), calls.pop("clone3")
+    clone, clone3, _ = calls.pop("clone"), calls.pop("clone3"), calls.pop("fcntl")
     for number in range(600):
         expected = EPERM if number in calls.values() else ENOSYS if number == clone3 else ALLOW
         assert interpret(program, number, arch) == expected, number
@@ -49,6 +49,16 @@ def test_clone_makes_processes_and_threads_but_no_namespace(machine: str, flag: 
     program, arch, clone = filter_program(machine), _AUDIT_ARCH[machine], _CALLS[machine]["clone"]
     assert interpret(program, clone, arch, flags=0x003D0F00) == ALLOW  # pthread_create
     assert interpret(program, clone, arch, flags=flag | 0x11) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_open_files_may_be_asked_and_changed_but_not_leased(machine: str) -> None:
+    for program in (filter_program(machine), filter_program(machine, families=COMMANDS_FAMILIES, shared_objects=True)):
+        for command in range(2048):
+            expected = EPERM if command == 1024 else ALLOW  # F_SETLEASE
+            assert interpret(program, _CALLS[machine]["fcntl"], _AUDIT_ARCH[machine], 3, command) == expected, command
+        unseen = 1024 | 1 << 32  # the kernel looks at 32 bits
+        assert interpret(program, _CALLS[machine]["fcntl"], _AUDIT_ARCH[machine], 3, unseen) == EPERM
 
 
 @pytest.mark.parametrize("machine", MACHINES)
