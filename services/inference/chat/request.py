@@ -18,6 +18,7 @@ from services.inference.wire import BIASED, NESTED, NEUTRAL, BadRequest, refuse_
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CHOICES = ("none", "auto")
 MAX_STOPS = 4  # OpenAI's limit; each is searched for after every token
+LONGEST_STOP = 1024  # characters; every beginning of it may be the end of what was sampled so far
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 # OpenAI's fields that ask for another form of answer, and the values that ask for the one there is.
@@ -63,7 +64,7 @@ OfFunction = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
 Limit = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
 Seed = Annotated[int, Meta(extra_json_schema={"minimum": -(1 << 63), "maximum": (1 << 63) - 1})]
 Temperature = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 100})]
-Stop = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Stop = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LONGEST_STOP})]
 Choice = Annotated[str, Meta(extra_json_schema={"enum": list(CHOICES)})]
 
 
@@ -185,6 +186,8 @@ def _check(asked: ChatRequest) -> None:
         raise BadRequest(f"stop: found {len(asked.stops)} sequences; allowed: at most {MAX_STOPS}")
     if "" in asked.stops:
         raise BadRequest("stop: found ''; allowed: sequences of one character and more")
+    if (longest := max(map(len, asked.stops), default=0)) > LONGEST_STOP:
+        raise BadRequest(f"stop: found a sequence of {longest} characters; allowed: at most {LONGEST_STOP}")
     if asked.tool_choice is not None and asked.tool_choice not in CHOICES:
         raise BadRequest(
             f"tool_choice: found {asked.tool_choice!r}; allowed: 'none', 'auto'. No call can be forced: sampling is not "

@@ -277,6 +277,7 @@ def test_a_checkpoint_that_cannot_speak_says_what_it_lacks_and_what_to_do(tmp_pa
         ({"seed": 1 << 70}, ["seed", "64 bits"]),
         ({"stop": ["a", ""]}, ["stop", "''"]),
         ({"stop": list("abcde")}, ["stop", "5", "at most 4"]),
+        ({"stop": ["a", "b" * 1025]}, ["stop", "1025", "at most 1024"]),
         ({"stream": "yes"}, ["stream", "bool"]),
         ({"chat_template_kwargs": {"messages": []}}, ["chat_template_kwargs", "'messages'"]),
         ({"messages": [USER] * 4}, ["messages", "tokens", "1..64"]),
