@@ -28,6 +28,7 @@ WORKSPACE = "/workspace"
 _INSIDE_UID = 1000
 _FILE_BYTES = 1 << 30  # one file; the work directory as a whole is the disk's business
 _TMP_BYTES = 1 << 28  # of each folder in memory that can be written: no limit of a process counts what lies there
+_OPEN_FILES = 1024  # a process; what sockets and pipes hold counts for no limit but this
 _OWN_PROCESSES = 2  # bubblewrap's, which count as the sandbox's
 _CHUNK = 1 << 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -36,7 +37,7 @@ _numbers = itertools.count()
 # Limits from inside: root in a container may not set them on others. `-u` in bash, `-p` in dash and busybox.
 _LAUNCHER = (
     'ulimit -c 0 && ulimit -v "$1" && { ulimit -u "$2" 2>/dev/null || ulimit -p "$2"; } && ulimit -f "$3" || exit 125; '
-    'echo 800 2>/dev/null >/proc/self/oom_score_adj; shift 3; exec "$@"'
+    'ulimit -n "$4" 2>/dev/null; echo 800 2>/dev/null >/proc/self/oom_score_adj; shift 4; exec "$@"'
 )
 
 _ENVIRONMENT = {
@@ -104,7 +105,8 @@ class BubblewrapSandbox:
         for name, value in _ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
         kilobytes, processes = self._limits.memory_mb << 10, self._limits.processes + _OWN_PROCESSES
-        arguments += ["/bin/sh", "-c", _LAUNCHER, "sh", str(kilobytes), str(processes), str(_FILE_BYTES >> 9), *argv]
+        limits = (kilobytes, processes, _FILE_BYTES >> 9, _OPEN_FILES)
+        arguments += ["/bin/sh", "-c", _LAUNCHER, "sh", *map(str, limits), *argv]
         identity = {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
         with _filter() as filter_file:
             try:

@@ -220,6 +220,16 @@ def test_a_fork_bomb_and_a_memory_bomb_stay_inside(in_sandbox: Within) -> None:
 
 
 @only_bubblewrap
+def test_what_a_command_may_keep_open_is_limited_and_cannot_be_more_again() -> None:
+    async def scenario(sandbox: Sandbox) -> None:
+        found = await sandbox.exec(["/bin/bash", "-c", "ulimit -Hn; ulimit -n 4096"], time_s=60)
+        assert found.exit_code != 0
+        assert 0 < int(found.stdout) <= 1024
+
+    within(COMMANDS["bubblewrap"].make())(scenario)
+
+
+@only_bubblewrap
 def test_what_a_command_writes_into_memory_is_limited() -> None:
     async def scenario(sandbox: Sandbox) -> None:
         folders = 'awk \'$2 != "/workspace" && $4 ~ /^rw/ && $3 == "tmpfs" { print $2 }\' /proc/mounts'
