@@ -10,8 +10,9 @@ def foreign(headers: Mapping[str, str], host: str) -> bool:
     """Whether a browser says that the page which asks `host` for something is not of it. What is no browser says nothing.
     A page may send a form anywhere, an address of this machine too: that it cannot read the answer undoes nothing."""
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+    if site is not None:  # a proxy between the two may have asked by another name of ours: the browser knows
+        return site not in ("same-origin", "none")
     try:
-        elsewhere = origin is not None and urlsplit(origin).netloc != host
+        return origin is not None and urlsplit(origin).netloc != host
     except ValueError:  # no address at all
         return True
-    return elsewhere or site not in (None, "same-origin", "none")

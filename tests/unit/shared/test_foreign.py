@@ -24,7 +24,12 @@ def test_what_another_site_sent_is_foreign(headers: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"Origin": "http://127.0.0.1:80", "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}],
+    [
+        {},
+        {"Origin": "http://127.0.0.1:80"},
+        {"Origin": "https://ours.test", "Sec-Fetch-Site": "same-origin"},  # a proxy stands before us
+        {"Sec-Fetch-Site": "none"},
+    ],
 )
 def test_what_our_own_page_or_no_browser_sent_is_not(headers: dict[str, str]) -> None:
     assert not foreign(headers, "127.0.0.1:80")
