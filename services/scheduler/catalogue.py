@@ -15,23 +15,27 @@ class Catalogue:
         self.ids: list[str] = []
         self.packs: list[str] = []
         self._kinds: dict[tuple[str, str], int] = {}
-        self._kind_names: list[tuple[str, str]] = []
-        self._kind: list[int] = []  # per problem
+        self._categories: list[str] = []  # per kind
+        self._cells: list[str] = []  # per kind
         self.numbers: list[int] = []  # groups so far
+        self._kind = np.zeros(0, dtype=np.int64)  # per problem; as an array, for a draw reads all of it
         self._free = np.zeros(0, dtype=bool)
         self._fingerprints = np.zeros(0, dtype=np.uint64)
 
     def add(self, problems: list[tuple[str, str, str, str]]) -> None:
         """(id, category, cell, pack hash) of new problems."""
+        kinds = []
         for problem, category, cell, pack in problems:
             self.index[problem] = len(self.ids)
             self.ids.append(problem)
             self.packs.append(pack)
             kind = self._kinds.setdefault((category, cell), len(self._kinds))
-            if kind == len(self._kind_names):
-                self._kind_names.append((category, cell))
-            self._kind.append(kind)
+            if kind == len(self._categories):
+                self._categories.append(category)
+                self._cells.append(cell)
+            kinds.append(kind)
             self.numbers.append(0)
+        self._kind = np.concatenate([self._kind, np.asarray(kinds, dtype=np.int64)])
         self._free = np.concatenate([self._free, np.ones(len(problems), dtype=bool)])
         prints = hardness.fingerprints([p[0] for p in problems])
         self._fingerprints = np.concatenate([self._fingerprints, prints])
@@ -58,7 +62,8 @@ class Catalogue:
 
     def kind(self, problem: str) -> tuple[str, str]:
         """(category, cell)."""
-        return self._kind_names[self._kind[self.index[problem]]]
+        kind = self._kind[self.index[problem]]
+        return self._categories[kind], self._cells[kind]
 
     def draw(self, estimates: hardness.Hardness | None, count: int, *, step: int, seed: int, number: int) -> list[str]:
         """Free problems, without repetition; uniformly without `estimates`."""
@@ -66,7 +71,6 @@ class Catalogue:
         if estimates is None:
             weights = np.ones(len(free))
         else:
-            categories, cells = zip(*self._kind_names, strict=True) if self._kind_names else ((), ())
-            weights = estimates.weights(categories, cells, step=step)[np.asarray(self._kind, dtype=np.int64)[free]]
+            weights = estimates.weights(self._categories, self._cells, step=step)[self._kind[free]]
         chosen = hardness.draw(weights, self._fingerprints[free], count, seed=seed, number=number)
         return [self.ids[i] for i in free[chosen]]

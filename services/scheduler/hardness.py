@@ -143,8 +143,11 @@ class Hardness:
         return _from_odds(self._expected_odds(categories))
 
     def _expected_odds(self, categories: Sequence[str]) -> np.ndarray:
-        distinct, which = np.unique(np.asarray(categories, dtype=str), return_inverse=True)
-        shift = np.array([self._shifts(_tags_of(category)).prod() for category in distinct.tolist()])
+        distinct: dict[str, int] = {}  # there are few, of many kinds of problems; to sort them all would take longer
+        which = np.fromiter(
+            (distinct.setdefault(category, len(distinct)) for category in categories), np.int64, len(categories)
+        )
+        shift = np.array([self._shifts(_tags_of(category)).prod() for category in distinct])
         return (_odds(self._run_mean()) * shift)[which]
 
     def _run_mean(self) -> np.ndarray:
