@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 import urllib.error
@@ -146,6 +147,8 @@ def show_logs(state: Path, service: str | None, follow: bool, lines: int) -> Non
     while follow:
         for path in paths:
             with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < positions[path]:
+                    positions[path] = 0  # it has begun anew
                 file.seek(positions[path])
                 added = file.read()
             positions[path] += len(added)

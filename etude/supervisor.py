@@ -28,12 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from etude import service_logs
 from shared.settings import REFUSED
 
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
 DETACH_S = 20.0  # a busy machine imports slowly
-LOG_BYTES = 16 << 20  # a log is rotated once at start when it is larger
+LOOK_AT_LOGS_S = 10.0
 LOCK = "supervisor.lock"  # in the state directory; holds the process id of whoever holds it
 
 
@@ -102,13 +103,13 @@ class _Child:
         self.delay = FIRST_DELAY_S
         self.started = 0.0
         self.next_start = 0.0
+        self.next_look = 0.0
         self.last_exit: int | None = None
+        self.log = state / "logs" / f"{spec.name}.log"
 
     def start(self) -> None:
-        log = self.state / "logs" / f"{self.spec.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            log.replace(log.with_suffix(".log.1"))
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        service_logs.set_aside(self.log)
         environment = {
             **os.environ,
             # One thread per process: on few cores more threads only spin, and starve whoever else is on the machine.
@@ -120,7 +121,7 @@ class _Child:
             "ETUDE_PORT": str(self.spec.port),
             **self.spec.environment,
         }
-        with log.open("ab") as out:
+        with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.spec.module],
                 stdin=subprocess.DEVNULL,
@@ -154,6 +155,10 @@ class _Child:
         if code is None:
             if now - self.started > HEALTHY_AFTER_S:
                 self.delay = FIRST_DELAY_S
+            if now >= self.next_look:
+                self.next_look = now + LOOK_AT_LOGS_S
+                with contextlib.suppress(OSError):  # tried again at the next look
+                    service_logs.begin_anew(self.log)
             return
         self.last_exit = code
         self.process = None

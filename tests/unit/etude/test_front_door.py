@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from etude import commands, room
+from etude import commands, room, service_logs
 from etude import supervisor as s
 from etude.demo.conduct import Conductor, Stalled
 from etude.demo.prepare import BASE, DemoError, own_problems
@@ -135,6 +136,26 @@ def test_a_full_disk_under_the_supervisors_own_log_ends_no_service_and_no_watchi
             time.sleep(0.05)
         assert supervisor.restarts()["ends"] >= 2
         assert before["stays"] == supervisor.processes()["stays"]
+
+
+def test_the_log_of_a_service_that_runs_on_and_on_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_logs, "LOG_BYTES", 1000)
+    monkeypatch.setattr(s, "LOOK_AT_LOGS_S", 0.0)
+    (tmp_path / "talks.py").write_text("import time\nfor i in range(10**9): print(f'line {i}'); time.sleep(0.001)\n")
+    log, kept = tmp_path / "logs" / "talks.log", tmp_path / "logs" / "talks.log.1"
+    with s.Supervisor(tmp_path, say=lambda _: None) as supervisor:
+        supervisor.start([s.ServiceSpec("talks", "talks", {"PYTHONPATH": str(tmp_path)})])
+        deadline = time.monotonic() + 60
+        generations: set[str] = set()
+        while len(generations) < 3 and time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                generations.add(kept.read_text().partition("\n")[0])
+            time.sleep(0.02)
+        assert supervisor.restarts() == {"talks": 0}
+    assert len(generations) >= 3
+    assert "\0" not in log.read_text()  # it goes on at the beginning, not where it was
 
 
 def test_a_service_that_cannot_use_its_settings_is_not_started_again_and_status_says_so(tmp_path: Path) -> None:
