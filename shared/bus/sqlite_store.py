@@ -298,8 +298,8 @@ class Store:
             ).rowcount
         return taken == 1
 
-    def purge(self, keep_acknowledged_s: float) -> int:
-        """Deletes what nobody needs; returns how many messages.
+    def purge(self, keep_acknowledged_s: float, most: int | None = None) -> int:
+        """Deletes what nobody needs, `most` or a little more of it; returns how many messages.
 
         Compacted topics keep the last message of each key for their retention. A topic that somebody reads as broadcast
         keeps everything for its retention, as does one that no group has read, and one of dead letters. Else a message
@@ -315,35 +315,43 @@ class Store:
         }
         deleted = 0
         for topic, (compacted, broadcast, retention_s) in known.items():
-            if compacted:
-                deleted += self._delete(
-                    "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM messages n WHERE n.topic = messages.topic "
-                    "AND n.key = messages.key AND n.offset > messages.offset)",
-                    {"t": topic, "b": now - keep_acknowledged_s},
-                )
-            deleted += self._delete("topic = :t AND at < :b", {"t": topic, "b": now - retention_s})
-            if broadcast or compacted:
-                continue
-            deleted += self._delete(
+            for where, values in self._unneeded(topic, compacted, broadcast, now - retention_s, now - keep_acknowledged_s):
+                deleted += self._delete(where, values, None if most is None else most - deleted)
+        return deleted
+
+    @staticmethod
+    def _unneeded(
+        topic: str, compacted: bool, broadcast: bool, retained: float, recent: float
+    ) -> Iterator[tuple[str, dict[str, object]]]:
+        """Conditions; `retained`, `recent`: Unix seconds before which a message is too old, or old enough."""
+        if compacted:
+            yield (
+                "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM messages n WHERE n.topic = messages.topic "
+                "AND n.key = messages.key AND n.offset > messages.offset)",
+                {"t": topic, "b": recent},
+            )
+        yield "topic = :t AND at < :b", {"t": topic, "b": retained}
+        if not broadcast and not compacted:
+            yield (
                 "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM groups g WHERE g.topic = :t) "
                 "AND NOT EXISTS (SELECT 1 FROM groups g LEFT JOIN positions p "
                 "ON p.grp = g.grp AND p.topic = g.topic AND p.part = messages.part "
                 "WHERE g.topic = :t AND coalesce(p.position, 0) <= messages.offset)",
-                {"t": topic, "b": now - keep_acknowledged_s},
+                {"t": topic, "b": recent},
             )
-        return deleted
 
-    def _delete(self, where: str, values: dict[str, object]) -> int:
+    def _delete(self, where: str, values: dict[str, object], most: int | None) -> int:
         deleted = 0
-        while True:
+        while most is None or deleted < most:
             doomed = self._db.execute(
                 f"SELECT offset FROM messages WHERE {where} LIMIT {PURGE_CHUNK}", values
             ).fetchall()
             if not doomed:
-                return deleted
+                break
             with self.write():
                 self._db.executemany("DELETE FROM messages WHERE offset = ?", doomed)
             deleted += len(doomed)
+        return deleted
 
 
 def _alive(pid: int) -> bool:

@@ -7,8 +7,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import structlog
 
-from shared.bus import BusUnavailable, connect, dead_letters
+from shared.bus import BusUnavailable, connect, dead_letters, sqlite_worker
 from shared.bus.sqlite import SqliteBus
 from shared.bus.sqlite_store import Position, Row, Store
 from shared.contracts.codec import Raw
@@ -391,3 +392,30 @@ def test_a_partition_that_a_group_never_read_counts_whole_however_far_the_others
     assert store.lag("g", "t") == 10
     assert store.lag("another", "t") == 40
     store.close()
+
+
+def test_what_a_consumer_leaves_behind_after_days_is_deleted_part_by_part_between_the_heartbeats(tmp_path, monkeypatch):
+    """All at once took longer than a lease for a million messages: members counted as dead, and publishers waited."""
+    monkeypatch.setattr(sqlite_worker, "PURGE_EVERY_S", 0.05)
+    monkeypatch.setattr(sqlite_worker, "PURGE_REST_S", 0.01)
+    monkeypatch.setattr(sqlite_worker, "PURGE_AT_ONCE", 1000)
+    path = tmp_path / "bus.db"
+    store = Store(path)
+    with store.write():
+        store.know(TOPIC, keep=False)
+        store.join("m", "p", "g", ["t"], 0.0)
+        store.append([Row("t", i % 4, "k", b"x", "{}") for i in range(4200)])
+        store.take("g", "t", range(4), "m")
+        store.commit("g", [("t", part, Position(store.tail() + 1, "")) for part in range(4)], "m")
+    store.close()
+    age(path, 7200)
+
+    async def scenario():
+        with structlog.testing.capture_logs() as logs:
+            bus = SqliteBus(path, client="a")
+            while count(path, "t"):  # noqa: ASYNC110 the thread of the bus sets no event
+                await asyncio.sleep(0.02)
+            await bus.close()
+        assert [line["messages"] for line in logs if line["event"] == "bus.purged"] == [1000, 1000, 1000, 1000, 200]
+
+    run(scenario)
