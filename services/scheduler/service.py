@@ -89,6 +89,9 @@ async def serve(
             log.warning("fenced", why=str(why))
         finally:
             LEADS.set(0)
+            GROUPS.clear()  # the successor's are true now
+            ATTEMPTS.clear()
+            OUTBOX.set(0)
     await _leave(leadership)
 
 

@@ -94,3 +94,33 @@ def test_a_ledger_that_is_away_at_pruning_does_not_end_the_scheduler(
             assert connection.execute(text("SELECT count(*) FROM outbox WHERE published_at IS NOT NULL")).scalar()
     finally:
         engine.dispose()
+
+
+def test_who_leads_no_more_counts_no_groups_beside_the_one_who_does(tmp_path: Path) -> None:
+    settings = SchedulerConfig(state=tmp_path, batch_linger_s=0.02, leadership_s=60)
+    engine = ledger.connect(settings.ledger_url)
+    ledger.upgrade(engine)
+
+    def samples() -> int:
+        return sum(len(metric.samples) for gauge in (service.GROUPS, service.ATTEMPTS) for metric in gauge.collect())
+
+    async def story() -> None:
+        stop = asyncio.Event()
+        bus = buses.connect(settings.bus_url, client="scheduler")
+        async with others(tmp_path, config(max_steps=1000)), Health("scheduler", settings) as health:
+            objects = stores.connect(settings.objects_url)
+            serving = asyncio.create_task(service.serve(settings, engine, bus, objects, health, stop))
+            await until(lambda: samples() > 0 or serving.done(), "a run")
+            with engine.begin() as connection:
+                holder = '{"name": "another", "host": "elsewhere", "pid": 1}'
+                connection.execute(text("UPDATE lease SET term = term + 1, holder = :holder"), {"holder": holder})
+            await until(lambda: any("another" in what for what in health._waits) or serving.done(), "its successor")
+            assert samples() == 0
+            stop.set()
+            await serving
+        await bus.close()
+
+    try:
+        asyncio.run(story())
+    finally:
+        engine.dispose()
