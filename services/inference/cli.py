@@ -35,9 +35,12 @@ def checksum(url: Annotated[str, typer.Argument(help="Base URL of a replica, e.g
     run, serial = live["run"], live["serial"]
     report: dict[str, Any] = {"url": url, "run": run, "serial": serial, "live": live["checksum"], "manifest": None}
     try:
-        objects = stores.connect(load(ServiceSettings, []).objects_url)
-        ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
-        report["manifest"] = read_manifest(objects, ref).checksum
+        if run:
+            objects = stores.connect(load(ServiceSettings, []).objects_url)
+            ref = objects.head(f"{policy_prefix(run, serial)}/manifest.json")
+            report["manifest"] = read_manifest(objects, ref).checksum
+        else:
+            report["reason"] = "it serves a checkpoint (ETUDE_CHECKPOINT), and no run's version that has a manifest"
     except ObjectMissing:
         report["reason"] = f"run {run!r} has no manifest of version {serial}"
     except WeightsError as error:

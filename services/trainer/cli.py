@@ -99,6 +99,10 @@ def _verify_engine(objects: Objects, url: str) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             live = json.load(response)
         line["answers"] = True
+        if not live["run"]:
+            return line | {
+                "reason": "it serves a checkpoint (ETUDE_CHECKPOINT), and no run's version that was published"
+            }
         manifest = _manifest(objects, live["run"], live["serial"])[1]
     except (OSError, ValueError, ObjectMissing) as error:
         return line | {"reason": str(error)}
