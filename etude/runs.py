@@ -23,7 +23,7 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id; left out: the only one that is not finished.")
 ]
 RunOrLast = Annotated[
-    str, typer.Argument(metavar="[RUN]", help="The run; left out: the one that was started last.", show_default=False)
+    str, typer.Argument(metavar="RUN", help="The run; left out: the one that was started last.", show_default=False)
 ]
 Reason = Annotated[str, typer.Option(help="Why; it stands on the run's page and in `etude runs`.")]
 Problems = Annotated[int, typer.Option(help="Held-out problems to measure on, at most; 0: all.", min=0)]
