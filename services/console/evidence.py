@@ -74,7 +74,7 @@ def _point(text: str, segments: Sequence[Segment]) -> Point:
 
 
 def spent(effort: Effort) -> str:
-    """What the length penalty is computed of (docs/recipe.md, "Rewards")."""
+    """What the length penalty is computed of (docs/recipe.md, "Reward")."""
     tokens = {
         "thinking": effort.thinking_tokens,
         "tool calls": effort.tool_call_tokens,

@@ -1,4 +1,4 @@
-"""The length penalty: what an attempt spent, and the concave price of it (docs/recipe.md, "Rewards")."""
+"""The length penalty: what an attempt spent, and the concave price of it (docs/recipe.md, "Reward")."""
 
 from __future__ import annotations
 

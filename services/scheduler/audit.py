@@ -12,7 +12,7 @@ What is counted as a violation, and named with its rows:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -100,14 +100,20 @@ class Report:
         }
 
 
-def latest(engine: Engine) -> str:
-    """The run that was created last. Raises UnknownRun when there is none."""
+def named(engine: Engine, run: str) -> str:
+    """The run of this name; of none: the one that was created last. Raises UnknownRun."""
     runs = _tables["runs"]
     with engine.begin() as connection:
-        run = connection.execute(select(runs.c.run_id).order_by(runs.c.created_at.desc()).limit(1)).scalar()
-    if run is None:
+        known = list(connection.execute(select(runs.c.run_id).order_by(runs.c.created_at)).scalars())
+    if not known:
         raise UnknownRun("the ledger holds no run yet")
-    return str(run)
+    if run and run not in known:
+        raise _unknown(run, known)
+    return run or known[-1]
+
+
+def _unknown(run: str, known: Sequence[str]) -> UnknownRun:
+    return UnknownRun(f"run {run!r}: not in this ledger; it has: {', '.join(known[-10:]) or 'none'}")
 
 
 def counts(engine: Engine, run: str) -> dict[str, int]:
@@ -141,8 +147,7 @@ class _Ledger:
         known = connection.execute(select(_tables["runs"]).order_by(_tables["runs"].c.created_at)).all()
         found = [row for row in known if row.run_id == run]
         if not found:
-            names = ", ".join(row.run_id for row in known[-10:]) or "none"
-            raise UnknownRun(f"run {run!r}: not in this ledger; it has: {names}")
+            raise _unknown(run, [row.run_id for row in known])
         self.run = found[0]
         self.groups = {g.group_id: g for g in _rows(connection, "groups", run, "requested_at")}
         self.attempts = _rows(connection, "attempts", run, "group_id", "place")

@@ -75,7 +75,7 @@ def _plain(text: str) -> str:
 
 def _named(engine: Engine, run: str) -> str:
     try:
-        return run or audits.latest(engine)
+        return audits.named(engine, run)
     except UnknownRun as error:
         raise _refuse(str(error)) from None
 
@@ -103,10 +103,7 @@ def audit(run: RunArgument = "", state: State = Path(".etude"), as_json: AsJson 
     engine = _open(settings)
     name = _named(engine, run)
     bound = _bound(engine, name, settings)
-    try:
-        report = audits.audit(engine, name, max_staleness=bound)
-    except UnknownRun as error:
-        raise _refuse(str(error)) from None
+    report = audits.audit(engine, name, max_staleness=bound)
     if as_json:
         typer.echo(json.dumps({**report.as_dict(), "max_staleness": bound}, indent=1))
     else:
@@ -156,9 +153,7 @@ def show(
     name = _named(engine, run)
     console = Console()
     with engine.begin() as connection:
-        row = connection.execute(select(Run.__table__).where(Run.run_id == name)).first()
-        if row is None:
-            raise _refuse(f"run {name!r}: not in this ledger; `etude ledger show` shows the newest")
+        row = connection.execute(select(Run.__table__).where(Run.run_id == name)).one()
         states = connection.execute(
             select(Group.state, func.count()).where(Group.run_id == name).group_by(Group.state).order_by(Group.state)
         ).all()

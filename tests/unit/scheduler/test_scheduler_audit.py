@@ -104,6 +104,19 @@ def test_the_command_prints_the_promises_and_exits_by_them(tmp_path: Path) -> No
         assert json.loads(broken.output)["lost"] == 1
 
 
+@pytest.mark.parametrize("command", ["audit", "show", "sweep", "sweep --delete"])
+def test_a_run_that_the_ledger_has_not_is_refused_with_those_that_it_has(command: str, tmp_path: Path) -> None:
+    with opened("sqlite", tmp_path) as engine:
+        words = [*command.split(), "--state", str(tmp_path)]
+        empty = CliRunner().invoke(app, words)
+        assert (empty.exit_code, empty.stderr) == (2, "the ledger holds no run yet\n")
+        world = World(engine, config(max_steps=2))
+        world.start()
+        world.run_until("finished")
+        other = CliRunner().invoke(app, [*words, "r-other"])
+        assert (other.exit_code, other.stderr) == (2, f"run 'r-other': not in this ledger; it has: {RUN}\n")
+
+
 def test_what_others_have_written_steers_neither_the_terminal_nor_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
