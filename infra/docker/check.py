@@ -7,6 +7,7 @@ Standard library only, Python 3.9 or newer: it runs before anything is installed
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,6 +19,5 @@ from etude.compose.checks import findings  # noqa: E402
 from etude.finding import report  # noqa: E402
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(f"found {sys.argv[1:]}; allowed: nothing")
+    argparse.ArgumentParser(prog="python3 infra/docker/check.py", description=__doc__.split("\n")[0]).parse_args()
     sys.exit(report(findings(ROOT), "docker compose has all it needs."))

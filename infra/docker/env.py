@@ -8,10 +8,10 @@ Standard library only: it runs before anything is installed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import secrets
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -51,11 +51,15 @@ def complete(example: Path, target: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in ([], ["--local"]):
-        sys.exit(f"found {sys.argv[1:]}; allowed: --local, or nothing")
+    parser = argparse.ArgumentParser(
+        prog="python3 infra/docker/env.py",
+        description="Writes .env for docker compose, or adds to one what a newer release asks for.",
+    )
+    parser.add_argument("--local", action="store_true", help="with the images of `make images`, no image registry")
+    options = parser.parse_args()
     example, target = ROOT / ".env.example", ROOT / ".env"
     try:
-        write(example, target, local=sys.argv[1:] == ["--local"])
+        write(example, target, local=options.local)
         print(f"{target} written; only you can read it")
     except FileExistsError:
         if added := complete(example, target):

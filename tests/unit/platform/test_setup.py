@@ -26,7 +26,18 @@ def test_another_python_lets_uv_find_one_that_does(version):
 
 
 @pytest.mark.parametrize(
-    "module", ["setup", "corpus", "sglang_cpu", "generate", "helm.check", "grafana.schema", "servers"]
+    "module",
+    [
+        "setup",
+        "docker.env",
+        "docker.check",
+        "corpus",
+        "sglang_cpu",
+        "generate",
+        "helm.check",
+        "grafana.schema",
+        "servers",
+    ],
 )
 def test_what_downloads_or_writes_does_neither_when_it_is_asked_for_help(module, tmp_path):
     command = [sys.executable, "-m", f"infra.{module}", "--help"]
