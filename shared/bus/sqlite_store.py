@@ -315,7 +315,9 @@ class Store:
         }
         deleted = 0
         for topic, (compacted, broadcast, retention_s) in known.items():
-            for where, values in self._unneeded(topic, compacted, broadcast, now - retention_s, now - keep_acknowledged_s):
+            for where, values in self._unneeded(
+                topic, compacted, broadcast, now - retention_s, now - keep_acknowledged_s
+            ):
                 deleted += self._delete(where, values, None if most is None else most - deleted)
         return deleted
 

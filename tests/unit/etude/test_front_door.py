@@ -138,9 +138,7 @@ def test_a_full_disk_under_the_supervisors_own_log_ends_no_service_and_no_watchi
         assert before["stays"] == supervisor.processes()["stays"]
 
 
-def test_the_log_of_a_service_that_runs_on_and_on_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_a_service_that_runs_on_and_on_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_logs, "LOG_BYTES", 1000)
     monkeypatch.setattr(s, "LOOK_AT_LOGS_S", 0.0)
     (tmp_path / "talks.py").write_text("import time\nfor i in range(10**9): print(f'line {i}'); time.sleep(0.001)\n")
