@@ -21,8 +21,10 @@ _FORMS = {
     "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
     "PyPI token": r"\bpypi-[A-Za-z0-9_-]{50,}",
     "npm token": r"\bnpm_[A-Za-z0-9]{36}\b",
-    # Begins where no other run of these characters does: else text made of beginnings alone is read once for each of them.
-    "web token": r"(?<![\w-])eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    # Taken with all that stands before it in its run of these characters: followed from each beginning, text made of
+    # beginnings alone would be read once for each of them.
+    "web token": r"(?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?\beyJ[A-Za-z0-9_-]{10})[A-Za-z0-9_-]*+"
+    r"\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
     "password": r"(?<=://)[^\s/:@'\"]{1,64}:[^\s/@'\"]{3,256}(?=@)",
 }
 _ANY = re.compile("|".join(f"(?P<g{i}>{form})" for i, form in enumerate(_FORMS.values())), re.DOTALL)

@@ -39,6 +39,14 @@ def test_a_secret_is_never_shown_whatever_stands_around_it(kind, secret, before,
     assert masked(shown) == shown
 
 
+@pytest.mark.parametrize("before", ["-", "token-", "eyJ-token--", "=", "é-", "a.b."])
+def test_a_web_token_is_masked_wherever_a_word_begins(before):
+    shown = masked(f"{before}{SECRETS['web token']} after")
+    assert "ggg" not in shown
+    assert "hhh" not in shown
+    assert shown.endswith("⟨web token⟩ after")
+
+
 def test_a_private_key_that_was_cut_off_is_masked_to_the_end():
     assert masked("x\n" + SECRETS["private key"][:45]) == "x\n⟨private key⟩"
 
