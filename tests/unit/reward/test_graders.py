@@ -46,6 +46,20 @@ class Answering:
     async def close(self) -> None: ...
 
 
+class Writing:
+    """Graders whose answer to a job is whatever bytes `answer` gives for (its items, how many jobs came before it)."""
+
+    def __init__(self, objects: Objects, answer: Callable[[int, int], bytes]) -> None:
+        self.objects, self.answer = objects, answer
+        self.jobs: list[Job] = []
+
+    async def send(self, job: Job) -> None:
+        self.objects.put(job.answer_key, self.answer(len(job.items), len(self.jobs)))
+        self.jobs.append(job)
+
+    async def close(self) -> None: ...
+
+
 def play(
     tmp_path: Path, decide: Callable[[str], Graded | str | None], names: list[str]
 ) -> tuple[dict[str, Graded | BaseException], list[list[str]]]:
@@ -199,20 +213,12 @@ def test_an_answer_that_cannot_be_understood_is_asked_for_again(tmp_path: Path) 
     async def scenario() -> None:
         settings = RewardSettings(state=tmp_path, name="reward")
         objects = connect(settings.objects_url)
-        sent: list[Job] = []
-
-        class Garbled:
-            async def send(self, job: Job) -> None:
-                sent.append(job)
-                whole = msgspec.json.encode(Answer(results=[SOLVED]))
-                objects.put(job.answer_key, whole if len(sent) > 1 else whole[:-1])
-
-            async def close(self) -> None: ...
-
+        whole = msgspec.json.encode(Answer(results=[SOLVED]))
+        jobs = Writing(objects, lambda _, before: whole if before else whole[:-1])
         health = Health("reward", settings)
-        async with Graders(Garbled(), objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
+        async with Graders(jobs, objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
             assert await graders.grade(item("a")) == SOLVED
-        assert len([job for job in sent if job.items]) == 2
+        assert len([job for job in jobs.jobs if job.items]) == 2
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -221,18 +227,13 @@ def test_an_answer_of_another_number_of_results_is_asked_for_again_and_stops_nob
     async def scenario() -> None:
         settings = RewardSettings(state=tmp_path, name="reward")
         objects = connect(settings.objects_url)
-        sent: list[Job] = []
 
-        class Miscounting:
-            async def send(self, job: Job) -> None:
-                sent.append(job)
-                results = [SOLVED] * (len(job.items) + (len(sent) == 1))
-                objects.put(job.answer_key, msgspec.json.encode(Answer(results=list(results))))
+        def answer(items: int, before: int) -> bytes:
+            return msgspec.json.encode(Answer(results=[SOLVED for _ in range(items + (before == 0))]))
 
-            async def close(self) -> None: ...
-
+        jobs = Writing(objects, answer)
         health = Health("reward", settings)
-        async with Graders(Miscounting(), objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
+        async with Graders(jobs, objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
             assert await graders.grade(item("a")) == SOLVED
             assert await graders.grade(item("b")) == SOLVED
 
@@ -245,7 +246,6 @@ def test_work_in_the_background_that_ends_is_told_to_whoever_waits_for_it(tmp_pa
     async def scenario() -> None:
         settings = RewardSettings(state=tmp_path, name="reward")
         health = Health("reward", settings)
-
         objects = connect(settings.objects_url)
         jobs = Answering(objects, lambda _: SOLVED)
         async with Graders(jobs, objects, health, batch=1, linger_s=0.0, patience_s=0.2, tries=2) as graders:
