@@ -214,8 +214,7 @@ def check(directory: Path) -> Checked:
         context_of(_read_card(directory), config.max_position_embeddings)
         wanted, found = expected_shapes(config), stored_tensors(directory)
     except UnknownModel as error:
-        where = "" if str(error).startswith(f"{directory}:") else f"{directory}: "
-        raise NotExchanged(f"{where}{error}") from None
+        raise _located(directory, error) from None
     mtp = tuple(f"model.layers.{config.num_hidden_layers + i}." for i in range(config.num_mtp_layers))
     notes: tuple[str, ...] = ()
     if mtp and not any(name.startswith(mtp) for name in found):
@@ -249,7 +248,7 @@ def check(directory: Path) -> Checked:
     try:
         bad, other = not_finite(directory, wanted), other_than(directory, spare)
     except UnknownModel as error:
-        raise NotExchanged(f"{directory}: {error}") from None
+        raise _located(directory, error) from None
     if bad:
         raise NotExchanged(f"{directory}: {len(bad)} tensors are not finite in bf16, the first is {bad[0]!r}")
     if other:
@@ -288,6 +287,12 @@ def _card(folder: Path, chat: str, context: int, positions: int) -> None:
         )
     holds = context_of({**card, "context": context} if context else card, positions)
     _write_json(folder / CARD, {**card, "format": named, "context": holds})
+
+
+def _located(directory: Path, error: Exception) -> NotExchanged:
+    """What is wrong with a file says itself where that lies; what is wrong with a configuration does not."""
+    said = str(error)
+    return NotExchanged(said if said.startswith(str(directory)) else f"{directory}: {said}")
 
 
 def context_of(card: dict[str, Any], positions: int) -> int:

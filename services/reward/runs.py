@@ -25,9 +25,8 @@ class Runs:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._announced: dict[
-            str, dict[str, Ref]
-        ] = {}  # run -> checksum -> …, in the order in which they were announced
+        # run -> checksum -> …, in the order in which they were announced
+        self._announced: dict[str, dict[str, Ref]] = {}
         self._configs: dict[str, RunConfig] = {}  # by checksum
         self._warned: set[str] = set()  # checksums
 

@@ -16,7 +16,6 @@ Invariants:
 - Decisions follow from the ledger's state, never from which message has just come (`decisions` is level-triggered), so
   a restart decides what the old process would have decided.
 - One scheduler writes at a time (`leadership`); others wait and take over within ten seconds.
-
 - Its time never goes back (`clock`), whatever the machine's does.
 
 How it is built: `gate`, `hardness`, `reconciler`, `rotation`, `life` are pure rules, as is `shared.contracts.lineage`;

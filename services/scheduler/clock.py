@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import structlog
 
-AHEAD_S = (
-    86_400.0  # of what is later than this the ledger is not believed; nor is it by who hears words (contracts.words)
-)
+from shared.contracts.words import AHEAD_MS
+
+AHEAD_S = AHEAD_MS / 1000  # what is later than this the ledger is not believed, as who hears words believes none
 JUMP_S = 1.0  # less is the ordinary correction of a clock
 
 log = structlog.get_logger()

@@ -102,9 +102,8 @@ class DirectoryObjects:
         path = self._path(key)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
-        with contextlib.suppress(
-            OSError
-        ):  # the first that is not empty ends it, or one that somebody was faster to remove
+        # The first that is not empty ends it, or one that somebody was faster to remove.
+        with contextlib.suppress(OSError):
             for folder in path.parents[: len(key.split("/")) - 1]:
                 folder.rmdir()
 
