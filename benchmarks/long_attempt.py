@@ -16,8 +16,8 @@ from shared.contracts.graded import Graded, verdict_key
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack, pack_routing
-from shared.formats.registry import load_format
 from shared.objects import Objects
+from shared.renderers.registry import load_renderer
 from shared.weights.checkpoint_objects import upload_directory
 
 TOKENS, TURNS = 200_000, 200
@@ -34,7 +34,6 @@ def store(objects: Objects, run: str, like: m.RolloutScored) -> m.RolloutScored:
     config = RunConfig(run=run, base=base, pack=nothing, pack_hidden=nothing)
     objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
     key = m.AttemptKey(attempt="a-long", epoch=1, group="g-long", problem="p-long")
-    objects.put(verdict_key(run, key), msgspec.json.encode(Graded(verdict=like.verdict)))
     random = np.random.default_rng(1)
     prefix = attempt_prefix(run, key.attempt, key.epoch)
     rows = random.integers(0, EXPERTS, (TOKENS - 1, LAYERS, K), dtype=np.uint8)
@@ -43,10 +42,11 @@ def store(objects: Objects, run: str, like: m.RolloutScored) -> m.RolloutScored:
         stop=like.stop,
         temperature=1.0,
         effort=like.effort,
-        segments=[_segment(np.array(load_format(BASE).encode(TEXT), np.int32), random)],
+        segments=[_segment(np.array(load_renderer(BASE).encode(TEXT), np.int32), random)],
         routing=objects.put(f"{prefix}/routing-0.safetensors.zst", pack_routing([rows])),
     )
     ref = objects.put(f"{prefix}/trajectory-0.safetensors.zst", pack(trajectory))
+    objects.put(verdict_key(run, key, ref), msgspec.json.encode(Graded(verdict=like.verdict)))
     return msgspec.structs.replace(like, run=run, key=key, trajectory=ref)
 
 

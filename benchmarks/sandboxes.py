@@ -1,6 +1,7 @@
-"""Function runs: wall clock and processor time of one candidate with ten calls, by kind of sandbox.
+"""Function runs: wall clock and processor time of one candidate with ten calls, by kind of sandbox. Then sandboxes in which
+an agent lives (benchmarks/agent_sandboxes.py).
 
-python -m benchmarks.sandboxes [--quick] [--json FILE]
+python -m benchmarks.sandboxes [--quick] [--json FILE] [--only functions|agents]
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import psutil
 
+from benchmarks import agent_sandboxes
 from benchmarks.records import Bench
 from shared.sandbox import FunctionRun, Limits, connect
 from shared.sandbox.pool import FunctionPool
@@ -69,7 +71,15 @@ def restarted(functions: FunctionPool, count: int) -> None:
 
 
 def main() -> None:
-    bench = Bench.start(__doc__)
+    bench = Bench.start(__doc__, parts=("functions", "agents"))
+    if bench.wants("functions"):
+        functions_figures(bench)
+    if bench.wants("agents"):
+        agent_sandboxes.measure(bench)
+    bench.end()
+
+
+def functions_figures(bench: Bench) -> None:
     measure(bench, "process", "process", f"a run of {CALLS} calls, no isolation", run())
     measure(bench, "bubblewrap", "nursery", f"a run of {CALLS} calls", run())
     measure(bench, "bubblewrap", "calls", "a run of 200 calls", run(200))
@@ -83,7 +93,6 @@ def main() -> None:
             lambda: per_run(few, time.perf_counter, lambda: restarted(functions, few)),
             against="sandbox.nursery.wall",
         )
-    bench.end()
 
 
 if __name__ == "__main__":

@@ -40,16 +40,17 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks.delta import BASE, start
+from benchmarks.policies import BASE, start
 from benchmarks.records import Bench, record
 from services.inference.published import bits_of
 from shared import bus as buses
 from shared import objects as stores
 from shared.bus import Bus
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import PolicyPublished, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import PolicyPublished, RunStatus
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.topics import POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.contracts.topics import POLICIES_PUBLISHED, RUNS_STATE
 from shared.objects import Objects
 from shared.weights import Version, checksum, publish
 from shared.weights.checkpoint_objects import upload_directory
@@ -272,7 +273,7 @@ async def soak(state: Path, seconds: float) -> Soak:
     base = upload_directory(objects, f"runs/{RUN}/base", BASE)
     config = RunConfig(run=RUN, base=base, pack=nothing, pack_hidden=nothing)
     ref = objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(config))
-    await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+    await bus.publish(RUNS_STATE, RUN, RunStatus(run=RUN, state=RunState.running, number=1, configs=[ref], started=1.0))
     variables = {"STATE": state, "NAME": NAME, "CACHE_ROWS": ROWS, "CONTEXT": CONTEXT, "LOG_LEVEL": "ERROR"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **{f"ETUDE_{k}": str(v) for k, v in variables.items()}}
     command = [sys.executable, "-m", "services.inference"]

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import aiohttp
 import psutil
 import torch
 
-from benchmarks.delta import BASE, Tensors, adamw_steps
+from benchmarks.policies import BASE, Tensors, adamw_steps
 from benchmarks.records import Bench, record
 from infra import sglang_cpu
 from services.inference.config import InferenceSettings
@@ -162,7 +163,8 @@ FACTS = Facts(describe=dict, pin=_never, checksums=_never, update=_never)
 def main() -> None:
     bench = Bench.start(__doc__)
     torch.set_num_threads(1)
-    versions, load = adamw_steps(3e-4, bench.pick(12, 4))[1:], f"{IN_FLIGHT} requests in flight, none lost"
+    versions = list(islice(adamw_steps(3e-4), 1, bench.pick(12, 4) + 1))
+    load = f"{IN_FLIGHT} requests in flight, none lost"
 
     def add(id: str, what: str, seconds: list[float], over: int) -> None:
         told = f"{over} requests ran over a swap"

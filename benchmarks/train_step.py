@@ -1,20 +1,24 @@
-"""One RL step of the demo on one thread: 16 groups of 8 attempts, prompts of about 180 tokens, completions of about 80.
+"""One RL step of the demo on one thread: 16 groups of 8 attempts, prompts of about 180 tokens, completions of about 80; then
+beside TRL's GRPOTrainer and without shared prefixes (benchmarks.trainers.comparison).
 
 Seconds of processor time, so that other load on the machine distorts less. A group of equal rewards carries no signal
 and is skipped; in the demo that is about every second one.
 
-python -m benchmarks.train_step [--quick] [--json FILE]
+python -m benchmarks.train_step [--quick] [--json FILE] [--only settings|peers]
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.delta import start
+from benchmarks.policies import start
 from benchmarks.records import Bench
+from benchmarks.trainers.comparison import compare
 from services.trainer.engine import Engine
 from services.trainer.packing import TrainSequence
 from services.trainer.step import Trainer
@@ -57,7 +61,16 @@ def step_of(shape: ModelConfig, with_signal: int) -> list[TrainSequence]:
 
 
 def main() -> None:
-    bench = Bench.start(__doc__)
+    bench = Bench.start(__doc__, parts=("settings", "peers"))
+    if bench.wants("settings"):
+        settings(bench)
+    if bench.wants("peers"):
+        with tempfile.TemporaryDirectory() as folder:
+            compare(bench, Path(folder))
+    bench.end()
+
+
+def settings(bench: Bench) -> None:
     torch.set_num_threads(1)
     number = 0
 
@@ -69,7 +82,7 @@ def main() -> None:
         return time.process_time() - began
 
     def case(name: str, what: str, signal: int, *, against: str = "", share: bool = True, mtp_stride: int = 4) -> float:
-        config = TrainConfig(mtp=mtp_stride > 0)
+        config = TrainConfig(mtp=mtp_stride > 0, norm_tokens=40.0)
         model = start()
         sequences = step_of(model.config, signal)
         trainer = Trainer(Engine(model, config), config, share_prefixes=share, mtp_stride=max(1, mtp_stride))
@@ -84,7 +97,6 @@ def main() -> None:
     case("no_mtp", "16 of 16, no MTP layer", GROUPS, against=f"with it, every 4th unit {whole:.2f} s", mtp_stride=0)
     case("mtp_all", "16 of 16, MTP on every unit", GROUPS, against=f"every 4th unit {whole:.2f} s", mtp_stride=1)
     case("unshared", "16 of 16, every prompt computed 8 times", GROUPS, against=f"shared {whole:.2f} s", share=False)
-    bench.end()
 
 
 if __name__ == "__main__":

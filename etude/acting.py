@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import getpass
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from etude.hearing import embedded
 from etude.standing import HEARD, Listener, Standing, Standings
 from etude.supervisor import holder
 from shared import bus as buses
 from shared.bus import Bus, BusUnavailable
-from shared.contracts.messages import Alert, PolicyPublished, RunControl
-from shared.contracts.topics import ALERTS, RUNS_CONTROL
-from shared.ledger.transitions import RunState
+from shared.contracts.life import Action, RunState, after, offered
+from shared.contracts.messages import Alert, PolicyPublished, RunCommand, RunStatus
+from shared.contracts.topics import ALERTS, RUNS_COMMANDS
 from shared.settings import ServiceSettings, Told
 
 ANSWER_WITHIN_S = 30.0  # the scheduler answers within a second; it may just be starting
@@ -28,14 +26,7 @@ END_WITHIN_S = 180.0  # a trainer that is silent for 120 s has nothing in hand (
 BACK_WITHIN_S = 180.0  # the step in hand comes first
 NAME_CHARS, REASON_CHARS, NAMED = 80, 500, 5
 
-Action = Literal["pause", "resume", "stop", "rollback"]
 Say = Callable[[str], None]
-
-ALLOWED: dict[RunState, tuple[Action, ...]] = {
-    RunState.running: ("pause", "rollback", "stop"),
-    RunState.paused: ("resume", "rollback", "stop"),
-    RunState.stopping: ("resume",),
-}
 
 
 class Refused(Told, ValueError):
@@ -59,21 +50,22 @@ async def act(
     try:
         async with Listener(bus, (*HEARD, ALERTS) if action == "rollback" else HEARD) as listener:
             standing = fitting(listener.standings, run, action, version)
-            word = RunControl(
+            word = RunCommand(
                 run=standing.run,
                 action=action,
                 serial=version,
-                id=secrets.token_hex(8) if action == "rollback" else "",
                 reason=shortened(reason),
                 drain=drain,
                 by=author(f"etude {action}"),
             )
-            incarnation = standing.incarnation
+            incarnation, wanted = standing.incarnation, after(standing.state, action)
             await tell(bus, word)
             if action == "rollback":
                 await _gone_back(listener, word, standing, incarnation, settings, say)
                 return
-            await _answered(listener, word, standing, settings)
+            await answered(listener, word, settings)
+            if standing.state not in (wanted, RunState.finished if action == "stop" else wanted):
+                raise too_late(word, standing)
             say(f"{word.run} {_outcome(word)}")
             if action == "stop":
                 await _ended(listener, standing, say)
@@ -81,10 +73,10 @@ async def act(
         await bus.close()
 
 
-async def tell(bus: Bus, word: RunControl) -> None:
+async def tell(bus: Bus, word: RunCommand) -> None:
     """Raises Refused."""
     try:
-        await bus.publish(RUNS_CONTROL, word.run, word)
+        await bus.publish(RUNS_COMMANDS, word.run, word)
     except BusUnavailable as error:
         raise Refused(
             f"{error}. Whether {word.action} was said is not known; `etude runs` shows it if it was"
@@ -148,9 +140,9 @@ def objection(standings: Standings, run: Standing, action: Action, version: int 
     """Why the word would change nothing, and the way out; empty: it fits."""
     if run.state is RunState.finished:
         return f"{run.run} is finished{f': {run.why}' if run.why else ''}. {anew(run.run)}"
-    if action not in (fitting := ALLOWED.get(run.state, ())):
+    if action not in (fitting := offered(run.state)):
         return f"{run.run} is {run.state}: {action} does not apply; allowed: {', '.join(fitting) or 'nothing yet'}"
-    if action in ("resume", "rollback") and run.run != standings.followed:
+    if action in ("resume", "rollback") and not run.beside and run.run != standings.followed:
         return (
             f"{run.run} would get no trainer and no engine: both follow {standings.followed}, which was started after it, "
             f"also when that has ended. {anew(run.run)}"
@@ -177,7 +169,7 @@ def unanswered(service: str, settings: ServiceSettings) -> str:
     return f"Does a {service} run on this bus (ETUDE_BUS)? `docker compose ps` or `kubectl get pods` shows it"
 
 
-def _outcome(word: RunControl) -> str:
+def _outcome(word: RunCommand) -> str:
     match word.action:
         case "pause" if word.drain:
             return "is paused: attempts in hand are finished, and what is complete is trained."
@@ -189,26 +181,25 @@ def _outcome(word: RunControl) -> str:
             return "is running again."
 
 
-async def answered(listener: Listener, word: RunControl, there: Callable[[], bool], settings: ServiceSettings) -> None:
-    """Until `there`, which the scheduler's answer makes true. Raises Refused."""
-    if not await listener.until(there, ANSWER_WITHIN_S):
+def answer(listener: Listener, command: RunCommand) -> RunStatus | None:
+    """Return how the run stood when the scheduler had applied the command; None: it has not answered yet."""
+    return next((new for new in listener.said if isinstance(new, RunStatus) and new.answers == command.id), None)
+
+
+async def answered(listener: Listener, command: RunCommand, settings: ServiceSettings) -> RunStatus:
+    """Wait for the scheduler's answer, and return it. Raises Refused."""
+    await listener.until(lambda: answer(listener, command) is not None, ANSWER_WITHIN_S)
+    if (status := answer(listener, command)) is None:
         raise Refused(
-            f"{word.action} is said to {word.run}, and no scheduler has answered within {ANSWER_WITHIN_S:.0f} s; the next one "
-            f"that comes obeys it. {unanswered('scheduler', settings)}"
+            f"{command.action} is said to {command.run}, and no scheduler has answered within {ANSWER_WITHIN_S:.0f} s; the next "
+            f"one that comes obeys it. {unanswered('scheduler', settings)}"
         )
+    return status
 
 
-async def _answered(listener: Listener, word: RunControl, run: Standing, settings: ServiceSettings) -> None:
-    """Until the scheduler has said what became of the word: it names whose word it was. Raises Refused."""
-
-    def answers() -> bool:
-        said = (new for new in listener.said if isinstance(new, RunControl))
-        return any(new.run == word.run and new.number and new.by == word.by for new in said)
-
-    await answered(listener, word, answers, settings)
-    wanted = {"pause": RunState.paused, "resume": RunState.running, "stop": RunState.stopping}[word.action]
-    if run.state not in (wanted, RunState.finished if word.action == "stop" else wanted):
-        raise Refused(f"{word.action} came too late: {run.run} is {run.state}{f': {run.why}' if run.why else ''}")
+def too_late(command: RunCommand, run: Standing) -> Refused:
+    """Return the refusal of a command that found the run in another state."""
+    return Refused(f"{command.action} came too late: {run.run} is {run.state}{f': {run.why}' if run.why else ''}")
 
 
 async def _ended(listener: Listener, run: Standing, say: Say) -> None:
@@ -219,7 +210,7 @@ async def _ended(listener: Listener, run: Standing, say: Say) -> None:
 
 
 async def _gone_back(
-    listener: Listener, word: RunControl, run: Standing, incarnation: int, settings: ServiceSettings, say: Say
+    listener: Listener, word: RunCommand, run: Standing, incarnation: int, settings: ServiceSettings, say: Say
 ) -> None:
     """The trainer obeys this one, not the scheduler: it publishes the version again, as a new incarnation. Raises Refused."""
     step = run.versions[word.serial or 0]
@@ -235,7 +226,13 @@ async def _gone_back(
         said = (new for new in listener.said if isinstance(new, Alert) and new.run == word.run)
         return next((new for new in said if new.name == "rollback_refused"), None)
 
-    await listener.until(lambda: bool(republished() or refused()), BACK_WITHIN_S)
+    def passed_over() -> bool:
+        status = answer(listener, word)
+        return status is not None and (status.rollback is None or status.rollback.id != word.id)
+
+    await listener.until(lambda: bool(republished() or refused() or passed_over()), BACK_WITHIN_S)
+    if passed_over():
+        raise too_late(word, run)
     if alert := refused():
         raise Refused(f"{run.run}: {alert.what}")
     if (version := republished()) is None:

@@ -28,15 +28,17 @@ PROBLEMS, FIGURES, RECIPE, MACHINE = "Problems", "Figures", "Recipe: each an abl
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, logs, doctor, plan, demo):
+    for command in (up, down, status, logs, doctor, demo):
         app.command()(command)
     app.command(name="eval")(evaluate)
-    from etude import exchanging, letters, runs, topics
+    app.command()(compare)
+    from etude import exchanging, letters, planning, runs, topics
     from etude.figures import command as figures
 
     exchanging.register(app)
     runs.register(app)
     figures.register(app)
+    app.add_typer(planning.app, name="plan")
     app.add_typer(letters.app, name="dlq")
     app.add_typer(topics.app, name="topics")
 
@@ -46,7 +48,7 @@ def _require_linux() -> None:
     _refuse([machine.system()])
 
 
-def _require_machine(state: Path, elsewhere: str = machine.ELSEWHERE) -> None:
+def require_machine(state: Path, elsewhere: str = machine.ELSEWHERE) -> None:
     """Before anything is written: what the doctor objects to, with the way out."""
     _require_linux()
     _refuse(machine.essentials(state, elsewhere))
@@ -87,7 +89,7 @@ def up(
     """Start every service as its own process on this machine, and keep them alive. With the embedded adapters, or with
     the servers that ETUDE_BUS, ETUDE_LEDGER, ETUDE_OBJECTS and ETUDE_JOBS name."""
     _require_free(state)
-    _require_machine(state)
+    require_machine(state)
     _require_servers(state)
     from etude.supervisor import run_foreground, spawn_detached
 
@@ -137,64 +139,6 @@ def doctor(
 ) -> None:
     """Check this machine: system, packages, sandboxes, memory, disk, cores, ports. Exit code 1 if the demo cannot run."""
     raise typer.Exit(machine.report_compose(Path.cwd()) if compose else machine.report(state))
-
-
-def plan(
-    step_seconds: Annotated[float, typer.Option(help="Wanted, from one update of the weights to the next.")] = 4.0,
-    groups_per_step: Annotated[int, typer.Option(help="Groups trained in a step.", min=1)] = 16,
-    group_size: Annotated[int, typer.Option(help="Attempts per problem.", min=2)] = 8,
-    sampled_tokens: Annotated[float, typer.Option(help="Of an attempt.")] = 50.0,
-    trained_tokens: Annotated[float, typer.Option(help="Of an attempt, prompt and answers of tools too.")] = 110.0,
-    turns: Annotated[float, typer.Option(help="Of an attempt.")] = 3.0,
-    tool_seconds: Annotated[float, typer.Option(help="Of a turn: visible tests, shell.")] = 0.05,
-    test_seconds: Annotated[float, typer.Option(help="Of an attempt: hidden tests.")] = 0.01,
-    session_speed: Annotated[float, typer.Option(help="Tokens/s of one attempt on a busy engine.")] = 100.0,
-    engine_speed: Annotated[float, typer.Option(help="Tokens/s of one inference replica.")] = 4000.0,
-    trainer_speed: Annotated[float, typer.Option(help="Tokens/s of one training device.")] = 5000.0,
-    concurrency: Annotated[int, typer.Option(help="Attempts in hand of one rollout worker.", min=1)] = 64,
-    parameters: Annotated[float, typer.Option(help="Of the policy.")] = 2.7e6,
-    routed: Annotated[int, typer.Option(help="MoE layers x experts per token; 0: dense.", min=0)] = 12,
-    base_every: Annotated[int, typer.Option(help="Versions between full ones.", min=1)] = 25,
-) -> None:
-    """How many of each service a run needs. Measure the speeds first (`make bench`, the dashboards); the defaults are
-    of the demo's order of magnitude.
-
-    \b
-    etude plan --step-seconds 120 --groups-per-step 64 --group-size 16 \\
-      --sampled-tokens 12000 --trained-tokens 30000 --turns 40 \\
-      --tool-seconds 2 --test-seconds 30 \\
-      --engine-speed 15000 --trainer-speed 60000 --parameters 3e10
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from etude.plan import Load
-    from etude.plan import plan as reckoned
-
-    try:
-        load = Load(
-            step_seconds=step_seconds,
-            groups_per_step=groups_per_step,
-            group_size=group_size,
-            sampled_tokens=sampled_tokens,
-            trained_tokens=trained_tokens,
-            turns=turns,
-            tool_seconds=tool_seconds,
-            test_seconds=test_seconds,
-            session_speed=session_speed,
-            engine_speed=engine_speed,
-            trainer_speed=trainer_speed,
-            concurrency=concurrency,
-            parameters=parameters,
-            routed=routed,
-            base_every=base_every,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    table = Table("what", "how many", "because", box=None, header_style="bold")
-    for row in reckoned(load):
-        table.add_row(*row)
-    Console().print(table)
 
 
 def demo(
@@ -281,7 +225,7 @@ def demo(
         raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
     if control == "none":
         _require_free(state)
-    _require_machine(state)
+    require_machine(state)
     _require_servers(state)
     from etude.demo import DemoOptions, run
 
@@ -325,7 +269,10 @@ def evaluate(
         typer.Option(help="Which part of the pack: held_out where left out; dev while you still try things."),
     ] = None,
     samples: Annotated[int, typer.Option(help="Attempts per problem at temperature 1.", min=1)] = 8,
-    json: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Where the figures go, as JSON, with the results by problem (etude compare)."),
+    ] = None,
     limit: Annotated[int, typer.Option(help="At most so many problems; 0: all.", min=0)] = 0,
     retry: Retry = "fresh",
     leave_out: Annotated[
@@ -355,5 +302,24 @@ def evaluate(
         raise typer.BadParameter(
             BOTH if pack else "found neither; give one of them", param_hint="--problems FILE, --pack DIR"
         )
-    _require_machine(Path(tempfile.gettempdir()), "set TMPDIR to another folder")
+    require_machine(Path(tempfile.gettempdir()), "set TMPDIR to another folder")
     raise typer.Exit(run(checkpoint, what, samples, json, limit, retry, leave_out))
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A.json", help="Figures that `etude eval --json` wrote.")],
+    after: Annotated[
+        Path, typer.Argument(metavar="B.json", help="Figures of another checkpoint on the same problems.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Compare two measurements problem by problem: B minus A, with the 95 % interval of the paired difference.
+
+    \b
+    etude eval --checkpoint etude/data/base --pack .cache/pack --json before.json
+    etude eval --checkpoint policy --pack .cache/pack --json after.json
+    etude compare before.json after.json
+    """
+    from etude.compare import run
+
+    raise typer.Exit(run(before, after, json))

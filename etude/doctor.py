@@ -6,6 +6,7 @@ Those of docker compose need no environment and have a room of their own (etude.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
@@ -53,6 +54,7 @@ def packages() -> Finding:
 
 
 def sandbox() -> Finding:
+    """Of functions. With ETUDE_SANDBOX=docker or kubernetes they need bubblewrap as well."""
     if os.environ.get("ETUDE_SANDBOX") == "process":
         return Finding(
             "sandbox", True, "bare processes, by your explicit ETUDE_SANDBOX=process: candidate code is NOT isolated"
@@ -67,7 +69,54 @@ def sandbox() -> Finding:
         )
     if reason := room.without_namespaces(bwrap):
         return Finding("sandbox", False, reason, room.NAMESPACES)
+    if reason := room.without_proc(bwrap):
+        return Finding("sandbox", True, f"{bwrap}, for functions alone; commands of repositories are refused: {reason}")
     return Finding("sandbox", True, bwrap)
+
+
+def agents() -> Finding:
+    """Open one of the sandboxes in which agents work on repositories. Say which adapter that is, how it limits memory, and what
+    it lacks."""
+    from shared.sandbox import SandboxUnavailable, open_sandboxes
+    from shared.sandbox.contract import Base, Capability, Limits
+    from shared.sandbox.pods.objects import Cluster
+
+    setting = os.environ.get("ETUDE_SANDBOX") or "bubblewrap"
+    kind = setting if setting in ("docker", "kubernetes") else "bubblewrap"
+    image = os.environ.get("ETUDE_SANDBOX_IMAGE", "")
+    cluster = Cluster(
+        os.environ.get("ETUDE_SANDBOX_NAMESPACE") or Cluster().namespace,
+        os.environ.get("ETUDE_SANDBOX_LOADER", ""),
+        os.environ.get("ETUDE_SANDBOX_RUNTIME", ""),
+    )
+    adapter = open_sandboxes(kind, bases=lambda name: Path(name), cluster=cluster)
+
+    async def tried() -> str:
+        try:
+            begins = Base("" if kind == "bubblewrap" else image)
+            session = await (await adapter.open(begins, Limits(memory_mb=256, seconds=60.0))).session()
+            done = await session.run("echo works", time_s=30.0)
+            return "" if done.stdout == b"works\n" else f"a command gave {done.exit_code}: {done.stderr[-200:]!r}"
+        except (SandboxUnavailable, ValueError, OSError) as error:
+            return str(error)
+        finally:
+            await adapter.close()
+
+    what = "sandboxes of agents"
+    if wrong := asyncio.run(tried()):
+        if setting == "process":
+            return Finding(what, True, f"none, so no attempt at a repository runs here: {wrong}")
+        way = (
+            f"{room.NAMESPACES}; in a container also its /proc unmasked" if kind == "bubblewrap" else "as the text says"
+        )
+        return Finding(what, False, f"{kind}: {wrong}", way)
+    lacking = {
+        Capability.own_rootfs: "root file systems of their own (needs Linux 5.11, as root 5.19)",
+        Capability.network: "network" if kind == "kubernetes" else "network by policy (pip install 'etude[egress]')",
+    }
+    missing = [text for name, text in lacking.items() if name not in adapter.capabilities]
+    without = f"; without {' and '.join(missing)}" if missing else ""
+    return Finding(what, True, f"{kind}, memory by {adapter.memory_by}{without}")
 
 
 def memory() -> Finding:
@@ -152,7 +201,7 @@ def findings(state: Path) -> list[Finding]:
     if not found[0].ok:  # what the others need cannot be imported elsewhere
         return found
     good = all(finding.ok for finding in found if finding.what == "settings")
-    return [*found, ports(), *(servers(state) if good else [])]
+    return [*found, agents(), ports(), *(servers(state) if good else [])]
 
 
 def report(state: Path) -> int:

@@ -21,14 +21,16 @@ from typing import Any
 import zstandard
 from rich.console import Console
 
-from etude import exchange
+from etude import compare, exchange, recognise
 from etude.demo.background import ended_by_signals
 from etude.demo.conduct import Conductor, Patience, Stalled, explained
 from etude.demo.prepare import (
     DemoError,
+    chat_format,
     configure,
     fitting_split,
     own_problems,
+    speaks_chat,
     store_config,
     tell,
     upload_pack,
@@ -40,12 +42,16 @@ from etude.supervisor import ServiceSpec, Supervisor
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts.ids import new_run_id
+from shared.contracts.life import RunState
+from shared.contracts.messages import RunStatus
 from shared.contracts.run import Ref, Retry
-from shared.formats.fitting import Fitting
-from shared.formats.registry import FORMATS, UnknownFormat, load_format
-from shared.output import require_writable, write_whole
+from shared.contracts.topics import RUNS_STATE
+from shared.output import require_writable, with_rows, write_whole
+from shared.problems.importing import STORE
 from shared.problems.pack import file_name
-from shared.settings import Told
+from shared.renderers.fitting import Fitting
+from shared.renderers.registry import UnknownFormat, known, load_renderer
+from shared.settings import Told, embedded
 from shared.weights.checkpoint_objects import NotACheckpoint, upload_directory
 
 
@@ -64,11 +70,7 @@ def replicas() -> int:
 
 def stores_of(state: Path) -> dict[str, str]:
     """Embedded adapters below `state`, whatever servers this machine's platform is configured to use."""
-    return {
-        "ETUDE_BUS": f"sqlite:{state / 'bus.db'}",
-        "ETUDE_OBJECTS": f"file:{state / 'objects'}",
-        "ETUDE_JOBS": f"sqla+sqlite:///{state / 'jobs.db'}",
-    }
+    return {f"ETUDE_{name.upper()}": url for name, url in embedded(state).items() if name != "ledger"}
 
 
 def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
@@ -92,15 +94,23 @@ def services(checkpoint: Path, own: dict[str, str]) -> list[ServiceSpec]:
     return engines + others
 
 
+def no_checkpoint(folder: Path) -> str:
+    """Return why a folder is no checkpoint; empty: it may be one."""
+    if (folder / "config.json").exists():
+        return ""
+    unknown = f"{folder}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
+    return recognise.objection(folder) or unknown
+
+
 def require_servable(checkpoint: Path) -> None:
     """An engine can serve it and the agent knows its chat format: by config.json, the tensors and the tokenizer, before
     anything starts. Raises DemoError, NotExchanged."""
     checked = exchange.check(checkpoint)
     try:
-        chat = load_format(checkpoint)
+        chat = load_renderer(checkpoint)
     except UnknownFormat as error:
         raise DemoError(
-            f"--checkpoint {checkpoint}: its chat format cannot be read: {error}; allowed: {', '.join(sorted(FORMATS))}. "
+            f"--checkpoint {checkpoint}: its chat format cannot be read: {error}; allowed: {', '.join(known())}. "
             f"One that speaks it: `etude import {checkpoint} --name NAME --format FORMAT`, then `etude export checkpoints/NAME "
             "--out DIR`, and measure DIR"
         ) from None
@@ -142,9 +152,10 @@ async def measure(
     retry: Retry = "fresh",
     title: str = "evaluation",
     patience: Patience = Patience(),
+    greedy: bool = True,
 ) -> dict[str, Any]:
-    """The evaluator's report of `checkpoint`, one that is servable, on one split of a pack directory. Raises DemoError and
-    NotACheckpoint before a service starts, Stalled after."""
+    """The evaluator's report of `checkpoint`, one that is servable, on one split of a pack directory. `greedy`: with one more
+    attempt per problem, at temperature 0. Raises DemoError and NotACheckpoint before a service starts, Stalled after."""
     ended_by_signals()
     checkpoint = checkpoint.resolve()
     with temporary_state() as state, Supervisor(state) as supervisor:
@@ -155,23 +166,38 @@ async def measure(
 
         refs = upload_pack(objects, pack, split)
         base = upload_directory(objects, f"runs/{run}/base", checkpoint, weights=False)  # the engines read the folder
-        config = configure(run, DemoOptions(retry=retry), base, refs, refs)
+        options = DemoOptions(retry=retry, chat=speaks_chat(chat_format(checkpoint)))
+        config = configure(run, options, base, refs, refs)
         bus = buses.connect(own["ETUDE_BUS"], client="etude-eval")
         try:
             supervisor.start(services(checkpoint, own))
             say(console, title, f"services start; `etude status --state {state}` says what they wait on")
             async with explained(state), Conductor(bus, objects, run, patience, supervisor.refused) as conductor:
-                await conductor.control("start", config=store_config(objects, config))
+                await bus.publish(RUNS_STATE, run, _running(run, store_config(objects, config)))
                 await conductor.served(0)
                 there = count_problems(pack, split)
-                total = (samples + 1) * min(limit or there, there)
+                total = (samples + greedy) * min(limit or there, there)
                 started = time.monotonic()
                 async with watching(console, title, total, Evaluation(conductor.progress, 0, total)):
-                    report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples)
+                    report = await conductor.evaluate("eval", 0, config, problems=limit, samples=samples, greedy=greedy)
                 say(console, title, evaluation_end(report, time.monotonic() - started))
                 return report
         finally:
             await bus.close()
+
+
+def _running(run: str, config: Ref) -> RunStatus:
+    """Return what a scheduler would announce of the run: none runs here."""
+    now = time.time()
+    return RunStatus(
+        run=run,
+        state=RunState.running,
+        number=int(1000 * now),
+        configs=[config],
+        started=now,
+        since=now,
+        by="etude eval",
+    )
 
 
 def count_problems(pack: Path, split: str) -> int:
@@ -207,10 +233,8 @@ def run(
     """`problems`: a user's JSONL file, or a split of a pack. `leave_out`: problems that the checkpoint's chat format cannot take,
     and those of the file that do not pass the check, are named and counted. Returns the exit code."""
     console = Console(stderr=True)
-    if not (checkpoint / "config.json").exists():
-        tell(
-            f"--checkpoint {checkpoint}: no config.json there; expected a Hugging Face checkpoint directory with etude.json"
-        )
+    if why := no_checkpoint(checkpoint):
+        tell(f"--checkpoint {why}")
         return 2
     try:
         if out:
@@ -221,8 +245,8 @@ def run(
             for said in filter(None, (own.left_out(), own.unproven())):
                 tell(f"{source}: {said}")
             if isinstance(problems, Path) or own.without:
-                name = "all" if isinstance(problems, Path) else problems.name
-                problems = Split(write_split(Path(folder), name, own.pairs), name)
+                name, trees = ("all", STORE) if isinstance(problems, Path) else (problems.name, problems.pack)
+                problems = Split(write_split(Path(folder), name, own.pairs, trees), name)
             report = asyncio.run(
                 measure(
                     checkpoint,
@@ -239,11 +263,11 @@ def run(
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    text = json.dumps({**figures_of(report), "left_out": own.without}, indent=2)
-    print(text, flush=True)
+    figures = {**figures_of(report), "left_out": own.without}
+    print(json.dumps(figures, indent=2), flush=True)
     if out:
         try:
-            write_whole(out, text + "\n")
+            write_whole(out, with_rows(figures, compare.PER_PROBLEM, compare.rows(report, own.pairs)))
         except Told as error:  # the disk filled meanwhile; the figures are above
             say_error(console, error)
             return 1

@@ -63,25 +63,39 @@ def export_policy(
 
 
 def import_checkpoint(
-    directory: Annotated[
-        Path, typer.Argument(help="A Hugging Face directory: config.json, safetensors, tokenizer.json.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A Hugging Face directory (config.json, safetensors, tokenizer.json) or a GGUF file.",
+            metavar="DIR|FILE.gguf",
+        ),
     ],
-    name: Annotated[str, typer.Option(help="What it shall be called; the directory's name if left out.")] = "",
-    chat: Annotated[str, typer.Option("--format", help="Its chat format, where it has no etude.json.")] = "",
+    name: Annotated[str, typer.Option(help="Its name in the store; that of the directory or file if left out.")] = "",
+    chat: Annotated[
+        str, typer.Option("--format", help="Its chat format, where it has no etude.json and its tokens do not show it.")
+    ] = "",
     context: Annotated[int, typer.Option(help="Tokens of a context; 0: as many as it has positions.", min=0)] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a checkpoint directory here and store nothing; it must not hold anything yet."),
+    ] = None,
     state: State = Path(".etude"),
 ) -> None:
-    """Check a Hugging Face checkpoint and store it as a base policy that runs can start from."""
+    """Check a checkpoint (a Hugging Face directory or a GGUF file) and store it as a base policy that runs can start from."""
     from etude import exchange
 
     with _told():
-        done = exchange.import_directory(_objects(state), directory, name=name, chat=chat, context=context)
-        for note in done.notes:
+        if out is not None:
+            parameters, notes = exchange.import_to(source, out, chat=chat, context=context)
+            said = f"{out}: {parameters:,} parameters from {source}"
+        else:
+            done = exchange.import_checkpoint(_objects(state), source, name=name, chat=chat, context=context)
+            was = "stored" if done.new else "was stored before"
+            parameters, notes = done.parameters, done.notes
+            said = f"{exchange.STORED}/{done.name} {was}: {parameters:,} parameters. etude start --base {done.name}"
+        for note in notes:
             typer.echo(f"Note: {note}.", err=True)
-        was = "stored" if done.new else "was stored before"
-        typer.echo(
-            f"{exchange.STORED}/{done.name} {was}: {done.parameters:,} parameters. etude start --base {done.name}"
-        )
+        typer.echo(said)
 
 
 def _objects(state: Path) -> Objects:

@@ -12,7 +12,7 @@ from shared import bus as buses
 from shared.bus import Bus, BusUnavailable
 from shared.contracts.codec import sent_at
 from shared.contracts.topics import Topic
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, path_and_options
 
 ANSWER_WITHIN_S = 30.0
 SILENT_S = 30.0  # while the past is read, which may take long: a year of messages on a slow broker
@@ -21,7 +21,7 @@ SILENT_S = 30.0  # while the past is read, which may take long: a year of messag
 def embedded(settings: ServiceSettings) -> Path | None:
     """The bus's file; None: the bus is a server."""
     scheme, _, rest = settings.bus_url.partition(":")
-    return Path(rest.partition("?")[0]) if scheme == "sqlite" else None
+    return Path(path_and_options(rest)[0]) if scheme == "sqlite" else None
 
 
 def silent(settings: ServiceSettings) -> bool:

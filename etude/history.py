@@ -1,14 +1,15 @@
-"""`etude runs --history RUN`: every word that was said to a run, by whom, and what became of it.
+"""`etude runs --history RUN`: every command to a run, by whom, and what became of it.
 
-It is told by the bus alone: words and promotions for a year, alerts for a week. Who says a word signs it, and is believed: a
-command with the user of its machine and its own name, the console with whose token was signed in with (docs/access.md).
+The bus alone tells it: it keeps commands and promotions for a year, what the scheduler decided and alerts for a week. Who gives a
+command signs it, and is believed: a command line with the user of its machine and its own name, the console with whose token was
+signed in with (docs/access.md).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.markup import escape
@@ -16,20 +17,21 @@ from rich.table import Table
 
 from etude.acting import chosen
 from etude.hearing import past
-from etude.standing import LEADS_TO, Standings
+from etude.standing import Standings
 from shared.contracts import topics as t
-from shared.contracts.messages import BY_SCHEDULER, Alert, PolicyPromoted, RunControl
+from shared.contracts.messages import Alert, PolicyPromoted, RunCommand, RunStatus
+from shared.contracts.statuses import decided_by, is_decision
 from shared.settings import ServiceSettings
 from shared.visible import visible
 
-HEARD = (t.RUNS_CONTROL, t.POLICIES_PROMOTED, t.ALERTS)
-ANSWERED = ("pause", "resume", "stop", "reconfigure")  # by the scheduler; a rollback is the trainer's to obey
+HEARD = (t.RUNS_COMMANDS, t.RUNS_STATE, t.POLICIES_PROMOTED, t.ALERTS)
 NONE = "no answer"
 
 
 @dataclass(slots=True)
 class Entry:
-    """`at`: Unix seconds by the sender's clock. `answer`: the state that the scheduler said the run is in; empty: none is due."""
+    """`at`: Unix seconds by the sender's clock. `answer`: the state that the run was in after it, as the scheduler said; empty:
+    none is due, or it is not kept any more."""
 
     at: float
     who: str
@@ -43,43 +45,44 @@ class History:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._entries: list[Entry] = []
-        self._number = 0  # of the scheduler's last word: it may say one again
-        self._said = ("", "")  # the state and the reason in it
+        self._others: list[Entry] = []
+        self._commands: dict[str, Entry] = {}  # by id
+        self._statuses: dict[int, RunStatus] = {}  # by number: the scheduler may say one again
 
     @property
     def entries(self) -> list[Entry]:
-        return sorted(self._entries, key=lambda one: one.at)
+        statuses = [self._statuses[number] for number in sorted(self._statuses)]
+        answers = {one.answers: one.state.value for one in statuses}
+        handled = statuses[-1].number / 1000 if statuses else 0.0
+        commands = [
+            replace(one, answer=answers.get(name, "" if one.at < handled else NONE))
+            for name, one in self._commands.items()
+        ]
+        return sorted([*self._others, *commands, *_decided(statuses)], key=lambda one: one.at)
 
     def hear(self, message: Any, at: float) -> None:
         if message.run != self._run:
             return
         match message:
-            case RunControl(number=0):
-                answer = NONE if message.action in ANSWERED else ""
-                self._entries.append(Entry(at, message.by, _what(message), message.reason, answer))
-            case RunControl() if message.number > self._number:
-                self._answer(message, at)
+            case RunCommand():
+                self._commands.setdefault(message.id, Entry(at, message.by, _what(message), message.reason))
+            case RunStatus():
+                self._statuses[message.number] = message
             case PolicyPromoted():
-                self._entries.append(Entry(at, message.by, f"promote version {message.serial}", message.reason))
+                self._others.append(Entry(at, message.by, f"promote version {message.serial}", message.reason))
             case Alert():
                 why = "; ".join((message.what, *message.examples))
-                self._entries.append(Entry(at, "", f"alert {message.name} ({message.severity})", why))
-
-    def _answer(self, word: RunControl, at: float) -> None:
-        """To the earliest word of this author that has none; else what the scheduler says of its own accord."""
-        state = LEADS_TO[word.action].value
-        self._number, before, self._said = word.number, self._said, (state, word.reason)
-        if word.by != BY_SCHEDULER:
-            for entry in self._entries:
-                if (entry.who, entry.answer) == (word.by, NONE):
-                    entry.answer = state
-                    return
-        if self._said != before:
-            self._entries.append(Entry(at, word.by, f"is {state}", word.reason))
+                self._others.append(Entry(at, "", f"alert {message.name} ({message.severity})", why))
 
 
-def _what(word: RunControl) -> str:
+def _decided(statuses: Sequence[RunStatus]) -> Iterator[Entry]:
+    """What the scheduler did by itself, and what a command did that is not kept any more."""
+    for before, one in zip([None, *statuses], statuses, strict=False):
+        if is_decision(before, one):
+            yield Entry(one.since, decided_by(one), f"is {one.state}", one.reason)
+
+
+def _what(word: RunCommand) -> str:
     match word.action:
         case "pause" if not word.drain:
             return "pause, without training what is complete"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -24,7 +25,7 @@ from etude.hearing import silent
 from shared import bus as buses
 from shared.bus import Bus, BusUnavailable, Delivery, dead_letters
 from shared.contracts.codec import MessageTooLarge, Raw
-from shared.contracts.topics import TOPICS, Topic
+from shared.contracts.topics import RUNS_STATE, TOPICS, Topic
 from shared.settings import ServiceSettings, Told, read
 from shared.visible import visible
 
@@ -86,6 +87,10 @@ class Elsewhere(Told, RuntimeError):
 def replay(name: Name, state: State = Path(".etude"), offset: Offset = -1) -> None:
     """Put dead letters back into their topic, byte for byte: all that never were, or the one at --offset (again)."""
     topic = _topic(name)
+    if topic is RUNS_STATE:  # an old status would be the last of its run, and what compaction leaves
+        raise typer.BadParameter(
+            f"{name}: only the scheduler writes it, and says at its start how every open run stands"
+        )
     put_back = _with_bus(state, lambda bus: _replay_one(bus, topic, offset) if offset >= 0 else _replay_all(bus, topic))
     count = put_back or 0
     console.print(f"{name}: {count} put back.")
@@ -100,7 +105,7 @@ def original(letter: Raw) -> Raw:
 
 def as_raw(topic: Topic) -> Topic:
     """The same topic, for bytes as they are."""
-    return Topic(topic.name, (Raw,), topic.partitions, topic.compacted, topic.retention_h)
+    return changed(topic, types=(Raw,))
 
 
 async def _replay_all(bus: Bus, topic: Topic) -> int:

@@ -29,9 +29,9 @@ from etude.standing import Standing, Standings
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts import topics as t
+from shared.contracts.life import RunState
 from shared.contracts.messages import EvalFinished, PolicyApplied
 from shared.contracts.run import RunConfig
-from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.output import require_writable, write_whole
 from shared.settings import ServiceSettings, Told
@@ -39,7 +39,7 @@ from shared.settings import ServiceSettings, Told
 WIDTH = 160  # of the table where no terminal says its own
 SERVED_WITHIN_S = 60.0
 MOVING = (RunState.running, RunState.stopping)  # versions are published
-TOPICS = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.EVALS_FINISHED)
+TOPICS = (t.RUNS_STATE, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.EVALS_FINISHED)
 
 
 class Known:

@@ -16,16 +16,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.contracts.ids import OPEN_EVALUATIONS
+from shared.contracts.ids import CHECKPOINT, OPEN_EVALUATIONS
 
 RUN = "runs/r-????????T??????-????"  # shared.contracts.ids.new_run_id
 CONFIG = f"{RUN}/config.json"
-CONFIGS = f"{RUN}/config-*.json"  # of `etude reconfigure`; reward reads each that runs.control names
+FIRST_GUESSES = (f"{RUN}/surprise.json", f"{RUN}/probe.json")  # of what is hard
+CONFIGS = f"{RUN}/config-*.json"  # of `etude reconfigure`; reward and trainer read each that runs.state names
 BASES = (f"{RUN}/base/*", "checkpoints/*")  # of the run's own upload, and imported ones
+TREES = "trees/*"  # source trees, by their content; of repository problems
+ROOTS = "bases/*"  # root file systems of sandboxes, by their content and by name
 PUBLIC, HIDDEN = "packs/*.public.jsonl.zst", "packs/*.hidden.jsonl.zst"
 TRAJECTORIES, ROUTING = f"{RUN}/attempts/*/trajectory-*", f"{RUN}/attempts/*/routing-*"
-VERDICTS = f"{RUN}/attempts/*/verdict.json"
+RESUMES = f"{RUN}/attempts/*/{CHECKPOINT}*"  # rollout checkpoints
+VERDICTS = f"{RUN}/attempts/*/verdict*"
 ANSWERS = "grading/*"
+JUDGEMENTS = "judge/*"  # answers of the rubric judge, by their questions
 POLICIES, CHECKPOINTS, INCARNATIONS = f"{RUN}/policies/*", f"{RUN}/checkpoints/*", f"{RUN}/incarnations/*"
 OPEN = f"{OPEN_EVALUATIONS}*"
 EVALUATIONS = f"{RUN}/evals/*"
@@ -42,14 +47,21 @@ class Keys:
 
 
 OBJECTS: dict[str, Keys] = {
-    "curator": Keys(reads=(CONFIG, f"{RUN}/surprise.json", *BASES, PUBLIC, HIDDEN)),
-    "scheduler": Keys(reads=(CONFIG, CONFIGS, OPEN), deletes=SWEPT),
-    "rollout": Keys(reads=(CONFIG, *BASES, PUBLIC), writes=(TRAJECTORIES, ROUTING)),
+    "curator": Keys(reads=(CONFIG, *FIRST_GUESSES, *BASES, PUBLIC, HIDDEN, TREES, ROOTS)),
+    "scheduler": Keys(reads=(CONFIG, CONFIGS, OPEN, f"{RUN}/checkpoints/*.json", INCARNATIONS), deletes=SWEPT),
+    "rollout": Keys(
+        reads=(CONFIG, *BASES, PUBLIC, TREES, ROOTS, RESUMES),
+        writes=(TRAJECTORIES, ROUTING, RESUMES),
+        deletes=(RESUMES,),
+    ),
     "inference": Keys(reads=(CONFIG, *BASES, POLICIES)),
     "reward": Keys(reads=(CONFIG, CONFIGS, ANSWERS), deletes=(ANSWERS,)),
-    "grader": Keys(reads=(PUBLIC, HIDDEN, TRAJECTORIES, VERDICTS), writes=(VERDICTS, ANSWERS)),
+    "grader": Keys(
+        reads=(CONFIG, *BASES, PUBLIC, HIDDEN, TREES, ROOTS, TRAJECTORIES, VERDICTS, JUDGEMENTS),
+        writes=(VERDICTS, ANSWERS, JUDGEMENTS),
+    ),
     "trainer": Keys(
-        reads=(CONFIG, *BASES, TRAJECTORIES, ROUTING, POLICIES, CHECKPOINTS, INCARNATIONS),
+        reads=(CONFIG, CONFIGS, *BASES, TRAJECTORIES, ROUTING, POLICIES, CHECKPOINTS, INCARNATIONS),
         writes=(POLICIES, CHECKPOINTS, INCARNATIONS),
         deletes=(CHECKPOINTS,),
     ),
@@ -58,12 +70,12 @@ OBJECTS: dict[str, Keys] = {
         writes=(OPEN, EVALUATIONS),
         deletes=(OPEN, f"{RUN}/evals/*/parts/*"),
     ),
-    "console": Keys(reads=(CONFIG, *BASES, PUBLIC, TRAJECTORIES, ROUTING, VERDICTS), writes=(CONFIG,)),
+    "console": Keys(reads=(CONFIG, *BASES, PUBLIC, TREES, TRAJECTORIES, ROUTING, VERDICTS), writes=(CONFIG,)),
     # People. The first is asked by `etude up` and `etude doctor` whether it may write: below `reach/`.
     "cli": Keys(
         reads=("*",),
-        writes=(CONFIG, CONFIGS, f"{RUN}/surprise.json", *BASES, PUBLIC, HIDDEN, "reach/*"),
-        deletes=("reach/*",),
+        writes=(CONFIG, CONFIGS, *FIRST_GUESSES, *BASES, PUBLIC, HIDDEN, TREES, ROOTS, "reach/*"),
+        deletes=(ROOTS, "reach/*"),
     ),
     "sweep": Keys(reads=(OPEN,), deletes=SWEPT),  # `etude ledger sweep --delete`
 }

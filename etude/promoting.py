@@ -29,7 +29,7 @@ from shared.settings import ServiceSettings
 
 FOLLOW_WITHIN_S = 120.0  # a large version has to be fetched and rebuilt
 START = "ETUDE_POOL=serving python -m services.inference, or docker compose up -d inference-serving"
-HEARD = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.POLICIES_PROMOTED)
+HEARD = (t.RUNS_STATE, t.POLICIES_PUBLISHED, t.POLICIES_APPLIED, t.POLICIES_PROMOTED)
 
 
 class Serving:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, masked
 
 WITHIN_S = 14.0
 
@@ -39,7 +39,7 @@ def ask(settings: ServiceSettings) -> dict[str, tuple[bool, str]]:
         return {}
     pool = ThreadPoolExecutor(len(named), thread_name_prefix="reach")
     try:
-        answers = {what: pool.submit(_words, check) for what, check in named.items()}
+        answers = {what: pool.submit(_words, what, check) for what, check in named.items()}
         results = {}
         for what, answer in answers.items():
             try:
@@ -54,11 +54,13 @@ def ask(settings: ServiceSettings) -> dict[str, tuple[bool, str]]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _words(check: Check) -> tuple[bool, str]:
+def _words(what: str, check: Check) -> tuple[bool, str]:
     try:
         return True, check()
     except (OSError, ValueError, RuntimeError) as error:  # what the adapters raise: their texts are meant for people
         return False, str(error)
+    except Exception as error:  # what their clients raise and they did not expect: no reason to end in a stack trace
+        return False, f"{what} (ETUDE_{what.upper()}): {type(error).__name__}: {masked(str(error))}"
 
 
 def _bus(url: str) -> str:
@@ -82,16 +84,17 @@ def _objects(url: str) -> str:
 
     store, key = objects.connect(url), f"reach/{uuid.uuid4().hex}"
     next(store.list("runs/"), None)
-    store.get(store.put(key, b"may this access key write, read and delete?"))
-    store.delete(key)
+    try:
+        store.put_if_absent(key, b"does it refuse a second object under this key?")
+        store.get(store.put(key, b"may this access key write, read and delete?"))
+    finally:
+        store.delete(key)
     return "S3"
 
 
 def _jobs(url: str) -> str:
     from redis import Redis
     from redis.exceptions import AuthenticationError, RedisError
-
-    from shared.settings import masked
 
     try:
         with Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:

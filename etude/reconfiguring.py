@@ -14,19 +14,21 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from etude.acting import Refused, Say, anew, answered, author, chosen, require_listeners, shortened, tell
+from etude.acting import Refused, Say, anew, answered, author, chosen, require_listeners, shortened, tell, too_late
 from etude.demo import changes
 from etude.standing import HEARD, Listener, Standing
 from shared import bus as buses
 from shared import objects as stores
 from shared.contracts import reconfiguring
-from shared.contracts.messages import Alert, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import Alert, RunCommand
 from shared.contracts.reconfiguring import differing, fields
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.topics import ALERTS
-from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.settings import ServiceSettings
+
+ALERT_WITHIN_S = 5.0  # the scheduler publishes the alert with its answer, on another topic
 
 
 def objection(old: RunConfig, new: RunConfig) -> str:
@@ -57,16 +59,15 @@ async def reconfigure(settings: ServiceSettings, run: str, file: Path, say: Say,
                 config = objects.put(f"runs/{standing.run}/config-{xxhash.xxh3_128_hexdigest(data)[:12]}.json", data)
             except OSError as error:
                 raise Refused(f"the new configuration cannot be stored, and nothing was said: {error}") from None
-            word = RunControl(
+            word = RunCommand(
                 run=standing.run,
                 action="reconfigure",
                 config=config,
                 reason=shortened(reason),
                 by=author("etude reconfigure"),
             )
-            known = len(standing.configs)
             await tell(bus, word)
-            await _taken(listener, standing, word, known, settings)
+            await _taken(listener, standing, word, settings)
             before, now = fields(old), fields(new)
             told = (f"{name} {_shown(before.get(name))} -> {_shown(now.get(name))}" for name in differing(old, new))
             say(f"{standing.run} is {standing.state}, and goes on with {', '.join(told)}.")
@@ -85,22 +86,22 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-async def _taken(listener: Listener, run: Standing, word: RunControl, known: int, settings: ServiceSettings) -> None:
-    """Until the scheduler has said that its configuration holds. `known`: configurations before it. Raises Refused."""
-    config = word.config
+async def _taken(listener: Listener, run: Standing, command: RunCommand, settings: ServiceSettings) -> None:
+    """Wait until the scheduler has answered. Raises Refused unless its configuration holds then."""
+    config = command.config
     assert config is not None
 
     def refused() -> Alert | None:
         said = (new for new in listener.said if isinstance(new, Alert) and new.run == run.run)
         return next((new for new in said if new.name == "configuration" and config.key in new.what), None)
 
-    await answered(listener, word, lambda: config in run.configs[known:] or refused() is not None, settings)
-    if run.configs[-1] == config:
-        return
-    if config in run.configs[known:]:
+    status = await answered(listener, command, settings)
+    if status.configs[-1:] != [config]:
+        await listener.until(lambda: refused() is not None, ALERT_WITHIN_S)
+        if (alert := refused()) is None:
+            raise too_late(command, run)
+        raise Refused(f"{run.run} goes on as it was. {alert.what}: {'; '.join(alert.examples)}")
+    if run.configs[-1:] != [config]:
         raise Refused(
             f"{run.run}: somebody reconfigured it at the same time, and {run.configs[-1].key} holds; say it again"
         )
-    alert = refused()
-    assert alert is not None
-    raise Refused(f"{run.run} goes on as it was. {alert.what}: {'; '.join(alert.examples)}")

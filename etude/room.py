@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from shared import memory
+from shared import memory, namespaces
 
 MEMORY_GIB = 4.0  # measured: nine processes of the demo hold about 3 GiB together
 
@@ -48,10 +48,21 @@ NAMESPACES = (
 
 
 def without_namespaces(bwrap: str) -> str:
-    """Why bubblewrap can isolate nothing here; empty where it can. The way out is NAMESPACES."""
+    """Why bubblewrap can isolate nothing here, with what the system says of it; empty where it can. The way out is NAMESPACES."""
+    said = _tried(bwrap)
+    return f"bwrap cannot make namespaces: {said}" if said else ""
+
+
+def without_proc(bwrap: str) -> str:
+    """Why a sandbox can have no /proc of its own, which commands and agents need and functions do not; empty where it can."""
+    return _tried(bwrap, "--proc", "/proc")
+
+
+def _tried(bwrap: str, *more: str) -> str:
+    """Return what bubblewrap said last, and what that means; empty: it works."""
     try:
         probe = subprocess.run(
-            [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
+            [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", *more, "true"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -61,5 +72,6 @@ def without_namespaces(bwrap: str) -> str:
         return f"bwrap does not run: {error}"
     if probe.returncode == 0:
         return ""
-    said = probe.stderr.strip().splitlines()[-1:] or [f"exit code {probe.returncode}"]
-    return f"bwrap cannot make namespaces: {said[0]}"
+    said = (probe.stderr.strip().splitlines()[-1:] or [f"exit code {probe.returncode}"])[0]
+    hint = namespaces.hint(said)
+    return f"{said}; {hint}" if hint else said

@@ -24,7 +24,7 @@ async def read(settings: ServiceSettings) -> Standings:
 
 def _left(found: Standings, run: Standing) -> str:
     """For which run the trainer has left this one, although it is not finished."""
-    return found.followed if run in found.unfinished and run.run != found.followed else ""
+    return found.followed if run in found.unfinished and not run.beside and run.run != found.followed else ""
 
 
 def rows(found: Standings) -> list[dict[str, Any]]:

@@ -49,6 +49,10 @@ def start(
     steps: Annotated[int, typer.Option(help="Stop after so many steps; 0: by time alone.", min=0)] = 0,
     base: Annotated[str, typer.Option(help="Start from this imported checkpoint (etude import), not from ours.")] = "",
     retry: Retry = "fresh",
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="What `etude tasks probe` found out of these problems: the first evidence of what is hard."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON of what the run shall learn with instead of its defaults (docs/run.md).")
     ] = None,
@@ -66,6 +70,17 @@ def start(
             "--paused", help="Nothing is practised until `etude resume`: `etude measure` first says how good it is."
         ),
     ] = False,
+    beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside",
+            help="Start it beside the runs that go on, which keep their trainer and engines. It needs a trainer and an engine of "
+            "its own; rollout workers are shared by `schedule.share` (docs/runs.md).",
+        ),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the settings, the options and --config, and start nothing.")
+    ] = False,
     state: State = Path(".etude"),
 ) -> None:
     """Start a run, of the shipped model or of `--base NAME`, on the platform that the settings name (ETUDE_BUS, ETUDE_OBJECTS), and
@@ -74,13 +89,16 @@ def start(
     One run at a time: the trainer and the engines follow the one started
     last, and do not come back to an earlier one, which would go on asking
     for attempts that no engine serves. So nothing is started while another
-    run is running, paused or stopping.
+    run is running, paused or stopping, unless --replace ends it, or --beside
+    leaves it alone.
     """
     from etude.demo import DemoOptions
     from etude.start import run
 
     if problems and pack:
         raise typer.BadParameter(BOTH, param_hint="--problems FILE, --pack DIR")
+    if replace and beside:
+        raise typer.BadParameter(BOTH, param_hint="--replace, --beside")
     options = DemoOptions(
         pack=pack,
         problems=problems,
@@ -89,10 +107,11 @@ def start(
         steps=steps,
         base=base,
         retry=retry,
+        probe=probe,
         config=config,
         state=state,
     )
-    raise typer.Exit(run(options, instead=replace, paused=paused))
+    raise typer.Exit(run(options, instead=replace, paused=paused, beside=beside, check=check))
 
 
 def runs(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 LOG_BYTES = 16 << 20  # a log that is larger becomes LOG.1, in place of the one before
+
+TAIL_BYTES = 8192  # a line of JSON with a long reason fits
+WORDS_CHARS = 500
 
 
 def set_aside(log: Path) -> None:
@@ -27,6 +31,24 @@ def begin_anew(log: Path) -> None:
         os.truncate(log, 0)
     finally:
         copy.unlink(missing_ok=True)
+
+
+def last_words(log: Path) -> str:
+    """Return the last line that a service wrote. Of a JSON line of ours, return the reason alone; without a line, an empty text."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if isinstance(told, dict):
+        line = str(told.get("reason") or told.get("error") or told.get("event") or line)
+    return line[:WORDS_CHARS]
 
 
 def _is_large(log: Path) -> bool:

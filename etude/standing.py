@@ -1,7 +1,6 @@
 """How every run stands, from what is said on the bus alone: neither the ledger nor a service is asked.
 
-Who says what, and what becomes of it, follows the console's rules (services/console/board.py, control.py): a word that does
-not fit the run's state changes nothing, and the scheduler's last word decides (`shared.contracts.words`).
+The scheduler decides what becomes of a command (`shared.contracts.life`), and its newest status says how the run stands.
 """
 
 from __future__ import annotations
@@ -13,30 +12,24 @@ from typing import Any, Self
 from etude.hearing import Hearing
 from shared.bus import Bus
 from shared.contracts import topics as t
-from shared.contracts.messages import BY_SCHEDULER, PolicyPublished, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import BY_SCHEDULER, PolicyPublished, RunCommand, RunStatus
 from shared.contracts.run import Ref
+from shared.contracts.statuses import Statuses
 from shared.contracts.topics import Topic
-from shared.contracts.words import Words
-from shared.ledger.transitions import RUN_MOVES, RunState
 
-HEARD = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED)  # both are kept for a year
-LEADS_TO = {
-    "start": RunState.running,
-    "resume": RunState.running,
-    "pause": RunState.paused,
-    "stop": RunState.stopping,
-    "finished": RunState.finished,
-}
+HEARD = (t.RUNS_STATE, t.POLICIES_PUBLISHED)  # both are kept for a year
 
 
 @dataclass(slots=True)
 class Standing:
-    """One run. `since` when it is in this state, `started`: Unix seconds by the senders' clocks. `reason`, `by`: of the word
-    that led to the state. `configs`: those that it was started with and that the scheduler took since, the last one holds.
-    `versions`: published serial -> its step. `serial`, `step`: of the newest; -1 and 0 without one."""
+    """One run. `since` when it is in this state, `started`: Unix seconds by the scheduler's clock. `reason`, `by`: of the command
+    or decision that led to the state. `configs`: those that it was started with and that the scheduler took since, the last one
+    holds. `versions`: published serial -> its step. `serial`, `step`: of the newest; -1 and 0 without one."""
 
     run: str
     state: RunState = RunState.announced
+    beside: bool = False  # it has a trainer and engines of its own
     since: float = 0.0
     started: float = 0.0
     reason: str = ""
@@ -62,13 +55,18 @@ class Standings:
 
     def __init__(self) -> None:
         self._all: dict[str, Standing] = {}
-        self._started: list[str] = []
-        self._words = Words()
+        self._statuses = Statuses()
+        self._asked: dict[str, None] = {}  # runs that somebody commanded to start
 
     @property
     def runs(self) -> list[Standing]:
-        """Those that were started, in the order of their starts."""
-        return [self._all[run] for run in self._started]
+        """Those that the scheduler was told to start, in that order; also those that it refused."""
+        return sorted((one for one in self._all.values() if one.started), key=lambda one: (one.started, one.run))
+
+    @property
+    def starting(self) -> list[str]:
+        """Runs that were commanded to start, and that no scheduler has answered for; known only where commands are heard."""
+        return [run for run in self._asked if self._statuses.of(run) is None]
 
     @property
     def unfinished(self) -> list[Standing]:
@@ -76,18 +74,25 @@ class Standings:
 
     @property
     def followed(self) -> str:
-        """The run that the trainer and the engines follow: the one started last, also after its end
-        (services/trainer/service.py, services/inference/following.py). Empty: none was started."""
-        return self._started[-1] if self._started else ""
+        """The run that a trainer and engines follow that are bound to none: the one started last but not beside others, also
+        after its end (services/trainer/service.py, services/inference/following.py). Empty: none was started."""
+        status = self._statuses.followed
+        return status.run if status is not None else ""
 
     def of(self, run: str) -> Standing | None:
-        return self._all[run] if run in self._started else None
+        one = self._all.get(run)
+        return one if one is not None and one.started else None
 
     def hear(self, message: Any, at: float) -> None:
         """`at`: when it was said, Unix seconds."""
         match message:
-            case RunControl():
-                self._control(message, at)
+            case RunStatus() if self._statuses.hear(message):
+                run = self._entry(message.run)
+                run.state, run.since, run.started = message.state, message.since, message.started or message.since
+                run.beside = message.beside
+                run.reason, run.by, run.configs = message.reason, message.by, message.configs
+            case RunCommand(action="start") if message.config is not None:  # else no scheduler takes it
+                self._asked[message.run] = None
             case PolicyPublished():
                 run = self._entry(message.run)
                 run.versions[message.serial] = message.step
@@ -96,26 +101,6 @@ class Standings:
 
     def _entry(self, run: str) -> Standing:
         return self._all.setdefault(run, Standing(run))
-
-    def _control(self, word: RunControl, at: float) -> None:
-        if not self._words.count(word):
-            return
-        run = self._entry(word.run)
-        if word.action == "start" and word.config is not None and word.run not in self._started:
-            self._started.append(word.run)
-            run.started = at
-        if word.config is not None and (word.number or not run.configs) and word.config not in run.configs[-1:]:
-            run.configs.append(word.config)
-        target = LEADS_TO.get(word.action, run.state)
-        if word.action != "finished" and target not in RUN_MOVES[run.state]:
-            return
-        moved = target is not run.state
-        if moved:
-            run.state, run.since = target, at
-        # Else it only says what a person's word has led to, or in answer to whom it is said again.
-        if word.reason != run.reason or (word.by != BY_SCHEDULER and (moved or not word.number)):
-            run.by = word.by
-        run.reason = word.reason
 
 
 class Listener(Hearing):

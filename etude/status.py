@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from etude.supervisor import holder, words
 from shared.neighbours import Endpoint, Resolve, addresses, find
 from shared.settings import REFUSED, ServiceSettings, load
 from shared.visible import visible
@@ -60,8 +61,9 @@ def _ask(endpoint: Endpoint) -> tuple[Endpoint, dict[str, Any] | None]:
 
 
 def collect(state: Path, resolve: Resolve = addresses) -> list[dict[str, Any]]:
-    """One row per service: {name, pid, url, state: ready|waiting|starting|silent|refused|down, waits: [...], restarts}.
-    refused: its settings are bad, and it is not started again."""
+    """One row per service: {name, pid, url, state: ready|waiting|starting|silent|refused|down, waits: [...], tells: {run: what the
+    service reckons with}, restarts, ended}. refused: its settings are bad, and it is not started again. `ended`: how its last
+    process ended and what it said, of a service that does not answer; empty: it answers, or none has ended."""
     try:
         supervised = json.loads((state / "supervisor.json").read_text())["services"]
     except (OSError, ValueError, KeyError):
@@ -80,9 +82,11 @@ def _rows(
     for name in dict.fromkeys([*supervised, *asked]):
         child, (endpoint, answer) = supervised.get(name, {}), asked.get(name, (None, None))
         row: dict[str, Any] = {"name": name, "pid": child.get("pid"), "restarts": child.get("restarts", 0), "waits": []}
-        row["url"] = endpoint.url if endpoint else ""
+        row["url"], row["tells"] = endpoint.url if endpoint else "", {}
         if answer is not None:
             row["state"], row["waits"] = ("ready" if answer.get("ready") else "waiting"), answer.get("waits", [])
+            tells = answer.get("tells")
+            row["tells"] = tells if isinstance(tells, dict) else {}
         elif endpoint and not endpoint.name:
             row["state"] = "silent"  # a name of the network says that it is there
         elif endpoint and name not in supervised and _gone(endpoint.url):
@@ -93,7 +97,24 @@ def _rows(
             row["state"] = "silent" if endpoint else "starting"
         else:
             row["state"] = "down"
+        row["ended"] = "" if answer is not None else _ended(child)
         yield row
+
+
+def _ended(child: dict[str, Any]) -> str:
+    code, said = child.get("last_exit"), child.get("last_words", "")
+    return "" if code is None else f"{words(code)}: {said}" if said else words(code)
+
+
+def _idle(state: Path) -> str:
+    """Say why no service is known here: nothing runs, or services are about to be started."""
+    pid = holder(state)
+    if pid is None:
+        return "nothing is running here. `etude up` starts the services, `etude demo` the demo."
+    return (
+        f"no service runs yet. Process {pid} prepares them; a demo makes its problems first, which takes minutes, and "
+        "shows its progress where it was started."
+    )
 
 
 def show(state: Path, *, as_json: bool) -> None:
@@ -102,7 +123,7 @@ def show(state: Path, *, as_json: bool) -> None:
         print(json.dumps(rows))
         return
     if not rows:
-        print(f"{state}: nothing is running here. `etude up` starts the services, `etude demo` the demo.")
+        print(f"{state}: {_idle(state)}")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("service", "state", "pid", "restarts", "address", "waits on"):
@@ -117,6 +138,7 @@ def show(state: Path, *, as_json: bool) -> None:
     }
     for row in rows:
         waits = "; ".join(f"{w['waits_on']}, for {w['seconds']:.0f} s" for w in row["waits"])
+        waits = waits or (f"ended with {row['ended']}" if row.get("ended") else "")
         colour = colours[row["state"]]
         table.add_row(
             row["name"],
@@ -126,7 +148,15 @@ def show(state: Path, *, as_json: bool) -> None:
             row["url"],
             escape(visible(waits)),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for line in told(rows):
+        console.print(escape(line), highlight=False)
+
+
+def told(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each run of which a service tells what it reckons with."""
+    return [visible(f"{row['name']}, {about}: {what}") for row in rows for about, what in row["tells"].items()]
 
 
 def show_logs(state: Path, service: str | None, follow: bool, lines: int) -> None:

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -29,7 +28,9 @@ from pathlib import Path
 from typing import IO
 
 from etude import service_logs
+from shared.process import end_with
 from shared.settings import REFUSED
+from shared.visible import visible
 
 FIRST_DELAY_S, LAST_DELAY_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 GRACE_S = 15.0
@@ -77,21 +78,6 @@ def default_specs(base_port: int = 0) -> list[ServiceSpec]:
     ]
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec of a process with threads it could hang
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with(parent: int) -> Callable[[], None]:
-    """For `preexec_fn`: SIGTERM for the child when the thread of process `parent` that starts it is no more."""
-
-    def in_the_child() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the kernel was asked
-            os._exit(1)
-
-    return in_the_child
-
-
 class _Child:
     def __init__(self, spec: ServiceSpec, state: Path) -> None:
         self.spec = spec
@@ -105,6 +91,7 @@ class _Child:
         self.next_start = 0.0
         self.next_look = 0.0
         self.last_exit: int | None = None
+        self.last_words = ""  # of the process that ended last
         self.log = state / "logs" / f"{spec.name}.log"
 
     def start(self) -> None:
@@ -160,7 +147,7 @@ class _Child:
                 with contextlib.suppress(OSError):  # tried again at the next look
                     service_logs.begin_anew(self.log)
             return
-        self.last_exit = code
+        self.last_exit, self.last_words = code, service_logs.last_words(self.log) if code else ""
         self.process = None
         if code == REFUSED:
             self.wanted, self.refused = False, True
@@ -168,15 +155,16 @@ class _Child:
                 f"{self.spec.name} cannot use its settings and is not started again; the last lines of {self.spec.name}.log say why"
             )
             return
+        said = f". It said last: {visible(self.last_words)}" if self.last_words else ""
         self.restarts += 1
         self.next_start = now + self.delay
         say(
-            f"{self.spec.name} ended with {_words(code)}; starting it again in {self.delay:g} s (log: {self.spec.name}.log)"
+            f"{self.spec.name} ended with {words(code)}; starting it again in {self.delay:g} s (log: {self.spec.name}.log){said}"
         )
         self.delay = min(LAST_DELAY_S, self.delay * 2)
 
 
-def _words(code: int) -> str:
+def words(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -264,6 +252,7 @@ class Supervisor:
                 "pid": child.process.pid if child.process else None,
                 "restarts": child.restarts,
                 "last_exit": child.last_exit,
+                "last_words": child.last_words,
             }
             for name, child in self._children.items()
             if child.wanted or child.refused

@@ -82,15 +82,17 @@ def run_page() -> str:
         "where that differs. What has an option can be changed with it (`etude demo --help`), all of `sampling`, `reward`,\n"
         "`schedule` and `train` by `--config FILE`, a JSON object of what shall differ:\n\n"
         '    {"train": {"learning_rate": 2e-5}, "schedule": {"max_staleness": 4, "pause_on": ["fewer_solved"]}}\n\n'
+        "A value outside of *allowed*, or a name that is not listed, is refused before a run starts (`etude start --check` looks\n"
+        "and starts nothing) and by `etude reconfigure`, with the field, what was found and what is allowed.\n\n"
         "Formulas and their sources: [recipe.md](recipe.md). Words: [architecture.md](architecture.md).\n",
     ]
     for title, (about, rows) in run_defaults.sections().items():
         name = title if title == "The run" else f"`{title}`"
         cells = [
-            (f"`{d.name}`", d.kind, f"`{d.value}`" if d.value else "", f"`{d.demo}`" if d.demo else "", d.about)
+            (f"`{d.name}`", d.kind, *(f"`{text}`" if text else "" for text in (d.value, d.demo)), d.allowed, d.about)
             for d in rows
         ]
-        head = ("field", "kind", "default", "demo", "what it says")
+        head = ("field", "kind", "default", "demo", "allowed", "what it says")
         parts.append("\n\n".join(filter(None, (f"## {name}", about, _table(head, cells)))))
     rows = [(f"`{d.name}`", f"`{d.value}`", d.about) for d in run_defaults.constants()]
     parts.append(

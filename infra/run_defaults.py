@@ -10,24 +10,26 @@ import io
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from etude.demo import DemoOptions
 from etude.demo.prepare import configure
 from infra.declared import ROOT, literal
+from shared.contracts.allowed import declared
 from shared.contracts.run import Ref, RunConfig
 
 # Numbers that no run sets: they are part of what is learnt, but nobody has had a reason to change one. Module -> names.
 CONSTANTS: dict[str, tuple[str, ...]] = {
-    "services.rollout.agent": ("MAX_BROKEN",),
+    "shared.environments.function.workspace": ("MAX_BROKEN",),
     "services.scheduler.reconciler": ("FIRST_DELAY_S", "CANCEL_GRACE_S"),
     "services.scheduler.records": ("GROUPS_PER_PROBLEM",),
     "services.scheduler.requesting": ("GROUPS_AHEAD",),
     "services.scheduler.hardness": (
-        "PRIOR_MEAN", "RUN_STRENGTH", "TAG_STRENGTH", "CELL_STRENGTH", "ATTEMPT_WEIGHT", "HALF_LIFE_STEPS", "EXPLORATION",
-        "SHARPNESS", "TILT", "TILT_STEPS", "FLOOR",
+        "PRIOR_MEAN", "RUN_STRENGTH", "TAG_STRENGTH", "CELL_STRENGTH", "ATTEMPT_WEIGHT", "PROBE_WEIGHT", "HALF_LIFE_STEPS",
+        "EXPLORATION", "SHARPNESS", "UNIFORM_STEPS", "CATEGORY_FLOOR", "TILT", "TILT_STEPS", "FLOOR", "MAX_CELLS",
     ),
     "shared.problems.splits": ("HELD_OUT",),
 }  # fmt: skip
@@ -41,6 +43,7 @@ class Default:
     kind: str
     value: str
     demo: str
+    allowed: str
     about: str
 
 
@@ -56,6 +59,7 @@ def _sections(
     prefix: str, struct: type[msgspec.Struct], plain: Any, demo: Any
 ) -> Iterator[tuple[str, tuple[str, list[Default]]]]:
     told, hints = comments("shared.contracts.run", struct.__name__), get_type_hints(struct)
+    rules = get_type_hints(struct, include_extras=True)
     rows: list[Default] = []
     inner: list[tuple[str, type[msgspec.Struct], Any, Any]] = []
     for name in struct.__struct_fields__:
@@ -66,7 +70,9 @@ def _sections(
         shown, changed = ("", "") if Ref in _parts(hints[name]) else (_show(value), _show(there))
         if f"{prefix}{name}" == "run":
             shown = changed = ""  # a new one for every run
-        rows.append(Default(prefix + name, _kind(hints[name]), shown, changed if changed != shown else "", told[name]))
+        changed = changed if changed != shown else ""
+        ranges = "; ".join(map(str, declared(rules[name])))
+        rows.append(Default(prefix + name, _kind(hints[name]), shown, changed, ranges, told[name]))
     title = prefix.rstrip(".") or "The run"
     yield title, (" ".join((struct.__doc__ or "").split("\n\n")[0].split()), rows)
     for part in inner:
@@ -75,7 +81,7 @@ def _sections(
 
 def constants() -> list[Default]:
     return [
-        Default(f"{module}.{name}", "", _show(literal(module, name)), "", told[name])
+        Default(f"{module}.{name}", "", _show(literal(module, name)), "", "", told[name])
         for module, names in CONSTANTS.items()
         for told in [comments(module, "")]
         for name in names
@@ -127,6 +133,8 @@ def _kind(hint: Any) -> str:
         return " or ".join(map(str, get_args(hint)))
     if Ref in _parts(hint):
         return "reference"
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_kind, get_args(hint)))
     names = {bool: "true or false", int: "integer", float: "number", str: "string"}
     several = {tuple: "numbers", list: "names", dict: "name → number"}
     return names.get(hint) or several[get_origin(hint)]

@@ -6,8 +6,6 @@ had) and, by apt when root, what the system lacks. What the machine itself lacks
 makes second runs instant.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util
@@ -20,6 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run as a file
+# Python 3.6 must be able to parse this file: no `:=`, no postponed annotations. Its imports may need a newer one.
+if sys.version_info < (3, 8):  # noqa: UP036
+    sys.exit(
+        f"setup: found Python {sys.version.split()[0]}; needed: 3.8 or newer to begin with (the environment itself gets 3.11 or "
+        "3.12). Install one, then name it: make PYTHON=python3.12 …"
+    )
 
 from etude import room  # noqa: E402  (standard library only, too)
 
@@ -66,7 +70,7 @@ def check_machine() -> None:
         )
 
 
-def lacks_room(fresh: bool) -> list[str]:
+def lacks_room(fresh: bool) -> "list[str]":
     """What the machine has too little of, with the way out. `fresh`: nothing is installed yet."""
     lacks = []
     wanted = DISK_GIB if fresh else AGAIN_GIB
@@ -81,7 +85,7 @@ def lacks_room(fresh: bool) -> list[str]:
     return lacks
 
 
-def lacks_namespaces() -> list[str]:
+def lacks_namespaces() -> "list[str]":
     bwrap = shutil.which("bwrap")
     if not bwrap or os.environ.get("ETUDE_SANDBOX") == "process":
         return []
@@ -89,23 +93,23 @@ def lacks_namespaces() -> list[str]:
     return [f"sandbox: {reason}; {room.NAMESPACES}"] if reason else []
 
 
-def require(lacks: list[str]) -> None:
+def require(lacks: "list[str]") -> None:
     """Before gigabytes are downloaded: the demo would not start on this machine."""
     if lacks and not os.environ.get(ANYWAY):
         lines = "".join(f"\n  {line}" for line in lacks)
         fail(f"something is missing, and nothing was downloaded:{lines}\n  To set up all the same: {ANYWAY}=1 make …")
 
 
-def interpreter(version: tuple[int, int]) -> str:
+def interpreter(version: "tuple[int, int]") -> str:
     """What uv makes the environment of: this Python, whose version is given, or any that will do."""
     return sys.executable if version in SUPPORTED else f">={_dotted(SUPPORTED[0])},<={_dotted(SUPPORTED[-1])}.99"
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _dotted(version: "tuple[int, int]") -> str:
     return ".".join(map(str, version))
 
 
-def lacking() -> dict[str, str]:
+def lacking() -> "dict[str, str]":
     """What the system lacks -> the Debian package that brings it."""
     found = {
         "bwrap": shutil.which("bwrap") or os.environ.get("ETUDE_SANDBOX") == "process",
@@ -129,9 +133,10 @@ def system_packages() -> None:
     fail(f"{', '.join(missing)} not found. Install: {names} (e.g. sudo apt-get install {names}), then run make again.")
 
 
-def uv() -> list[str]:
+def uv() -> "list[str]":
     """A uv to install with: the machine's, or one of our own beside the environment."""
-    if found := shutil.which("uv"):
+    found = shutil.which("uv")
+    if found:
         return [found]
     own = ROOT / ".cache" / "uv-venv"
     if not (own / "bin" / "uv").exists():

@@ -10,7 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from shared.settings import REFUSED, BadSettings, ServiceSettings, read
+from shared.settings import REFUSED, BadSettings, ServiceSettings, Told, read
 
 
 def settings_classes() -> list[type[ServiceSettings]]:
@@ -34,7 +34,22 @@ def wrong() -> list[str]:
             read(cls)
         except BadSettings as error:
             lines |= dict.fromkeys(str(error).splitlines())
-    return list(lines)
+    return [*lines, *_lacking()]
+
+
+def _lacking() -> list[str]:
+    """Return a line for each package that a setting needs and that is not installed."""
+    try:
+        share = read(ServiceSettings).traces
+        if share > 0:
+            from shared.telemetry_spans import require_sdk
+
+            require_sdk(share)
+    except BadSettings:
+        return []  # said already
+    except Told as error:
+        return [str(error)]
+    return []
 
 
 def main() -> None:

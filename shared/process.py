@@ -7,8 +7,13 @@ asks must not take that for death.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
+import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -65,3 +70,28 @@ def lives(known: Identity) -> bool | None:
         return _began(known.pid) == known.ticks
     except OSError:
         return None
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec of a process with threads it could hang
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> Callable[[], None]:
+    """For `preexec_fn`: SIGTERM for the child when the thread of process `parent` that starts it is no more."""
+
+    def in_the_child() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os._exit(1)
+
+    return in_the_child
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child, wait for its end and close the pipes to it."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

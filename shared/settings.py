@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 S = TypeVar("S", bound="ServiceSettings")
@@ -36,20 +36,52 @@ class BadSettings(Told, ValueError):
     """A line for each setting that is wrong: where it stands, what was found, what is allowed, what to do."""
 
 
+# What an address of each outside system begins with -> its form, for people. An adapter's own parser judges the rest.
+ADDRESSES: dict[str, dict[str, str]] = {
+    "bus": {"sqlite:": "sqlite:PATH", "kafka://": "kafka://[USER:PASSWORD@]HOST:PORT[,…][/PREFIX][?tls=1&…]"},
+    "ledger": {
+        "sqlite:///": "sqlite:///PATH",
+        "postgresql://": "postgresql://USER:PASSWORD@HOST/NAME",
+        "postgresql+psycopg://": "postgresql+psycopg://USER:PASSWORD@HOST/NAME",
+    },
+    "objects": {"file:": "file:PATH", "s3://": "s3://BUCKET@HOST:PORT"},
+    "jobs": {
+        "sqla+sqlite:///": "sqla+sqlite:///PATH",
+        "redis://": "redis://[:PASSWORD@]HOST:PORT/DATABASE",
+        "rediss://": "rediss://[:PASSWORD@]HOST:PORT/DATABASE",
+        "amqp://": "amqp://USER:PASSWORD@HOST:PORT/NAME",
+        "amqps://": "amqps://USER:PASSWORD@HOST:PORT/NAME",
+    },
+}
+
+
+def _form(setting: str) -> dict[str, Any]:
+    """For docs/settings.md."""
+    return {"allowed": ", ".join(ADDRESSES[setting].values())}
+
+
 class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
 
     state: Path = Field(Path(".etude"), description="Directory for everything local: logs, caches, embedded stores.")
     bus: str = Field(
         "",
-        description="sqlite:PATH or kafka://[USER:PASSWORD@]HOST:PORT[,…][/PREFIX][?tls=1&…] (docs/servers.md); empty: "
-        "sqlite below the state directory.",
+        description="Where the bus is (docs/servers.md has the parameters of Kafka); empty: sqlite below the state directory.",
+        json_schema_extra=_form("bus"),
     )
-    ledger: str = Field("", description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.")
+    ledger: str = Field(
+        "",
+        description="SQLAlchemy URL of the ledger; empty: SQLite below the state directory.",
+        json_schema_extra=_form("ledger"),
+    )
     objects: str = Field(
-        "", description="file:PATH or s3://BUCKET@HOST:PORT; empty: a directory below the state directory."
+        "",
+        description="Where the object store is (docs/servers.md); empty: a directory below the state directory.",
+        json_schema_extra=_form("objects"),
     )
-    jobs: str = Field("", description="Celery broker URL; empty: SQLite below the state directory.")
+    jobs: str = Field(
+        "", description="Celery broker URL; empty: SQLite below the state directory.", json_schema_extra=_form("jobs")
+    )
     s3_access_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Only for s3:// objects.")
     host: str = Field("127.0.0.1", description="Address that the HTTP endpoints bind to.")
@@ -66,6 +98,46 @@ class ServiceSettings(BaseSettings):
         "The console, `etude status` and `etude weights verify` ask them besides those that announced themselves below the state "
         "directory.",
     )
+    sandbox_bases_gb: float = Field(
+        20.0,
+        ge=0,
+        description="Room that unpacked bases of sandboxes may take below the state directory, in GB; more: those that no process "
+        "has open are removed, the one unused longest first (docs/sandboxes.md).",
+    )
+    sandbox_image: str = Field(
+        "",
+        pattern=r"^((base|docker|pool):.+)?$",
+        json_schema_extra={"allowed": "empty, base:NAME, base:DIGEST, docker:REFERENCE, pool:NAME"},
+        description="What the sandbox of a repository begins with where its problem names no image: base:NAME or base:DIGEST "
+        "(`etude sandbox base list`), docker:REFERENCE, or pool:NAME of warm pods; empty: the programs of the service's own "
+        "machine. The same for all services (docs/sandboxes.md).",
+    )
+    sandbox_namespace: str = Field(
+        "etude-sandboxes",
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        json_schema_extra={"allowed": "at most 63 of a-z, 0-9 and -, no - at either end"},
+        description="With ETUDE_SANDBOX=kubernetes: the namespace of the sandboxes' pods, which holds nothing else "
+        "(docs/sandboxes.md, *In pods of a cluster*).",
+    )
+    sandbox_loader: str = Field(
+        "",
+        description="With ETUDE_SANDBOX=kubernetes: the image of Étude's workers, which brings the loop into pods of other images; "
+        "empty: only pool:NAME can be had.",
+    )
+    sandbox_runtime: str = Field(
+        "",
+        description="With ETUDE_SANDBOX=kubernetes: the RuntimeClass of pods of images; empty: the cluster's default.",
+    )
+    sandbox_agents: Path | None = Field(
+        None,
+        description="A folder with agents of others, which attempts of kinds `agent` and `verifiers` see read-only as /opt/agents "
+        "(docs/agents.md).",
+    )
+    sandbox_credentials: Path | None = Field(
+        None,
+        description="File of the credentials that problems may name in their field `network`, as JSON; the egress proxy adds them "
+        "outside of the sandbox (docs/sandboxes.md, *Network*). Empty: there are none.",
+    )
     logs: str = Field(
         "auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON."
     )
@@ -79,6 +151,18 @@ class ServiceSettings(BaseSettings):
         description="Share of the attempts whose spans go to an OpenTelemetry collector, 1 for all; 0: none. Needs the extra "
         "`traces`; where to, says `OTEL_EXPORTER_OTLP_ENDPOINT` (docs/tracing.md).",
     )
+
+    @field_validator(*ADDRESSES)
+    @classmethod
+    def _begins_as_an_address(cls, url: str, info: ValidationInfo) -> str:
+        """A scheme that no adapter has would be told by services that die again and again, each in its log alone."""
+        forms = ADDRESSES[str(info.field_name)]
+        if not url or any(url.startswith(start) and url != start for start in forms):
+            return url
+        schemes = {start.partition(":")[0]: form for start, form in forms.items()}
+        near = get_close_matches(url.partition(":")[0].lower(), schemes, 1, ALIKE)
+        meant = f"did you mean {schemes[near[0]]}? Allowed" if near else "allowed"
+        raise ValueError(f"{meant}: {', '.join(forms.values())}")
 
     @classmethod
     def settings_customise_sources(
@@ -102,19 +186,19 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_url(self) -> str:
-        return self.bus or f"sqlite:{self.state / 'bus.db'}"
+        return self.bus or embedded(self.state)["bus"]
 
     @property
     def ledger_url(self) -> str:
-        return self.ledger or f"sqlite:///{self.state / 'ledger.db'}"
+        return self.ledger or embedded(self.state)["ledger"]
 
     @property
     def objects_url(self) -> str:
-        return self.objects or f"file:{self.state / 'objects'}"
+        return self.objects or embedded(self.state)["objects"]
 
     @property
     def jobs_url(self) -> str:
-        return self.jobs or f"sqla+sqlite:///{self.state / 'jobs.db'}"
+        return self.jobs or embedded(self.state)["jobs"]
 
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
@@ -170,8 +254,9 @@ def _told(cls: type[ServiceSettings], place: tuple[int | str, ...], kind: str, v
     if kind == "extra_forbidden":
         near = get_close_matches(field, _known(cls), 1, ALIKE)
         return f"{where}: not known{f'; did you mean {near[0]!r}?' if near else ''} ({way_out}; docs/settings.md lists all)"
+    value = without_credentials(str(value)) if field in ADDRESSES else value
     found = "" if _secret(cls, place) else f"found {value!r}: "
-    return f"{where}: {found}{message} ({way_out}; docs/settings.md says what it does)"
+    return f"{where}: {found}{message.removeprefix('Value error, ')} ({way_out}; docs/settings.md says what it does)"
 
 
 def _secret(cls: type[ServiceSettings], place: tuple[int | str, ...]) -> bool:
@@ -242,6 +327,24 @@ def dump(settings: ServiceSettings) -> str:
     return "\n".join(
         f"{name} = {masked(value) if isinstance(value, str) else value!r}" for name, value in values.items()
     )
+
+
+def embedded(state: Path) -> dict[str, str]:
+    """Return the address of every embedded adapter below `state`, by its setting. SQLAlchemy decodes percent signs and takes a
+    question mark for options, so both are written as codes for it."""
+    coded = str(state).replace("%", "%25").replace("?", "%3F")
+    return {
+        "bus": f"sqlite:{state / 'bus.db'}",
+        "ledger": f"sqlite:///{Path(coded) / 'ledger.db'}",
+        "objects": f"file:{state / 'objects'}",
+        "jobs": f"sqla+sqlite:///{Path(coded) / 'jobs.db'}",
+    }
+
+
+def path_and_options(address: str) -> tuple[str, str]:
+    """Split `PATH?OPTIONS`. No option has a slash, so a question mark before one is part of a folder's name."""
+    path, mark, options = address.rpartition("?")
+    return (path, options) if mark and "/" not in options else (address, "")
 
 
 def in_url(host: str) -> str:

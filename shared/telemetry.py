@@ -100,6 +100,7 @@ class Health:
         self.name = replica_name(service, settings)
         self.url = ""
         self._waits: dict[str, float] = {}
+        self._tells: dict[str, str] = {}
         self._app = app or web.Application()
         self._runner: web.AppRunner | None = None
         self._file: Path | None = None
@@ -123,6 +124,13 @@ class Health:
                 WAITS.remove(what[:_LABEL_CHARS])
         READY.set(self.ready)
 
+    def tell(self, about: str, what: str | None) -> None:
+        """Show what the service reckons with about a run, say, at `/readyz` and in `etude status`. None: nothing any more."""
+        if what is None:
+            self._tells.pop(about, None)
+        else:
+            self._tells[about] = what
+
     @property
     def ready(self) -> bool:
         return not self._waits
@@ -135,7 +143,8 @@ class Health:
         waits = [
             {"waits_on": what, "since": since, "seconds": round(now - since, 1)} for what, since in self._waits.items()
         ]
-        return web.json_response({"ready": self.ready, "waits": waits}, status=200 if self.ready else 503)
+        answer = {"ready": self.ready, "waits": waits, "tells": self._tells}
+        return web.json_response(answer, status=200 if self.ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """As OpenMetrics for whoever asks for that, as Prometheus does: it alone has exemplars."""
@@ -173,6 +182,21 @@ class Health:
             await self._runner.cleanup()
         if self._file:
             self._file.unlink(missing_ok=True)
+
+
+class Wait:
+    """One thing that a service waits on, in words that change."""
+
+    def __init__(self, health: Health) -> None:
+        self._health, self._what = health, ""
+
+    def on(self, what: str) -> None:
+        """Wait on this instead of what was said before. Empty: wait no longer."""
+        if what != self._what:
+            self._health.clear(self._what)
+        if what:
+            self._health.wait_on(what)
+        self._what = what
 
 
 @contextlib.asynccontextmanager

@@ -111,18 +111,26 @@ NOTHING = _Nothing()
 _tracing: Tracing | None = None
 
 
-def start(service: str, name: str, share: float, bus: str) -> None:
-    """Once per process. `share` of the attempts is recorded; `bus`: what carries the messages, "kafka" or "sqlite". Raises
-    Told where the SDK is not installed, or where one of its variables says what it cannot do."""
-    global _tracing
+def require_sdk(share: float) -> None:
+    """Raise Told where the SDK that records a `share` above 0 is not installed."""
     try:
-        from shared.telemetry_export import otlp
-        from shared.telemetry_otel import Tracing
+        import shared.telemetry_export
+        import shared.telemetry_otel  # noqa: F401
     except ImportError as error:
         raise Told(
             f"traces (ETUDE_TRACES): found {share:g}, and the OpenTelemetry SDK is missing ({error}): "
             "pip install 'etude[traces]', or unset it"
         ) from None
+
+
+def start(service: str, name: str, share: float, bus: str) -> None:
+    """Once per process. `share` of the attempts is recorded; `bus`: what carries the messages, "kafka" or "sqlite". Raises
+    Told where the SDK is not installed, or where one of its variables says what it cannot do."""
+    global _tracing
+    require_sdk(share)
+    from shared.telemetry_export import otlp
+    from shared.telemetry_otel import Tracing
+
     _tracing = Tracing(otlp(), service=service, name=name, share=share, bus=bus)
 
 

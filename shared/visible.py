@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 KEEP = "\n\t"
+_SUSPECT = re.compile(r"[^ -~\n\t]")  # all that needs a look: most texts have none of it
 ASCII_CONTROLS = """
 NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US
 """
@@ -13,9 +15,7 @@ NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK
 def visible(text: str) -> str:
     """Control characters become their names (⟨ESC⟩), invisible and bidirectional ones ⟨U+202E⟩. Idempotent.
     Markup is no concern of this function: the templates escape."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in KEEP or not _hidden(c) else _name(c) for c in text)
+    return _SUSPECT.sub(lambda found: _name(found[0]) if _hidden(found[0]) else found[0], text)
 
 
 def _hidden(c: str) -> bool:

@@ -4,9 +4,10 @@ import signal
 
 from hypothesis import settings
 
+from tests.missing import pytest_terminal_summary
 from tests.servers import platform_stores
 
-__all__ = ["platform_stores"]
+__all__ = ["platform_stores", "pytest_terminal_summary"]
 
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")

@@ -16,8 +16,10 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from infra.servers import state
+from tests import missing
 
 POLICIES = ("auto", "require", "none")
+COMMAND = "make servers"
 SERVER = {"ETUDE_BUS": "Kafka", "ETUDE_LEDGER": "PostgreSQL", "ETUDE_OBJECTS": "MinIO", "ETUDE_JOBS": "Redis"}
 
 
@@ -27,10 +29,13 @@ def need(*settings: str) -> dict[str, str]:
     if policy not in POLICIES:
         pytest.fail(f"ETUDE_TEST_SERVERS: found {policy!r}; allowed: {', '.join(POLICIES)}")
     found = {} if policy == "none" else _running()
-    missing = [SERVER[name] for name in settings or SERVER if name not in found]
-    if missing:
-        text = f"{', '.join(missing)}: not running here; `make servers` starts them"
-        (pytest.fail if policy == "require" else pytest.skip)(text)
+    absent = [SERVER[name] for name in settings or SERVER if name not in found]
+    if absent and policy == "none":
+        pytest.skip("ETUDE_TEST_SERVERS=none")
+    if absent and policy == "require":
+        pytest.fail(missing.reason(absent, COMMAND))
+    if absent:
+        missing.skip(absent, COMMAND)
     return {name: found[name] for name in found if name in settings or not settings or name.startswith("ETUDE_S3_")}
 
 
@@ -55,13 +60,23 @@ def own_schema(ledger: str) -> Iterator[str]:
         admin.dispose()
 
 
+def own_jobs() -> str:
+    """Return the address of one of Redis' databases 1 to 15. Tests that run side by side in several processes share none."""
+    worker, workers = (
+        os.environ.get("PYTEST_XDIST_WORKER", "gw0"),
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+    )
+    mine = range(1 + int(worker.removeprefix("gw")), 16, workers)
+    return f"{need('ETUDE_JOBS')['ETUDE_JOBS'].rpartition('/')[0]}/{secrets.choice(mine)}"
+
+
 @contextlib.contextmanager
 def own_platform() -> Iterator[dict[str, str]]:
     """The variables of an empty platform on all servers, alone among others: a prefix of topics and groups, a schema, a
     bucket, a database of Redis. Needs all servers."""
     found = need()
     name = f"test-{secrets.token_hex(6)}"
-    jobs = f"{found['ETUDE_JOBS'].rpartition('/')[0]}/{1 + secrets.randbelow(15)}"
+    jobs = own_jobs()
     bus = f"{found['ETUDE_BUS']}/{name}"
     with own_schema(found["ETUDE_LEDGER"]) as ledger:
         try:

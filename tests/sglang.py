@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra import sglang_cpu
+from tests import missing
 
 # Tiny checkpoints of the architectures that SGLang serves for us. Their logits' standard deviation is above 1.
 COMMON = {
@@ -34,6 +35,19 @@ EXPERTS = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {**COMMON, "model_type": "qwen3", "tie_word_embeddings": True},
+    "llama": {
+        **COMMON,
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {**COMMON, "model_type": "qwen2", "head_dim": 16, "tie_word_embeddings": True},
     "qwen3_moe": {**EXPERTS, "model_type": "qwen3_moe", "num_experts": 8, "tie_word_embeddings": True},
     "deepseek_v3": {
         **EXPERTS,
@@ -73,7 +87,9 @@ def interpreter() -> str:
             return str(sglang_cpu.install())
         except sglang_cpu.CannotInstall as error:
             pytest.fail(str(error))
-    found = sglang_cpu.python() if policy == "auto" else None
+    if policy == "none":
+        pytest.skip("ETUDE_TEST_SGLANG=none")
+    found = sglang_cpu.python()
     if found is None:
-        pytest.skip("SGLang is not installed here; `python -m infra.sglang_cpu` installs it (5.8 GB)")
+        missing.skip(["SGLang (6 GB)"], "make sglang")
     return str(found)

@@ -17,6 +17,7 @@ import pytest
 
 from infra.servers import Unavailable
 from infra.servers.debian import libraries, present, program
+from tests import missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +56,4 @@ def need(name: str, package: str = "prometheus") -> Program:
             pytest.fail(str(error))
     if path := present(name, package):
         return Program(path)
-    pytest.skip(f"no {name} here: apt-get install {package}, or ETUDE_TEST_SERVERS=require")
+    missing.skip([name], f"apt-get install {package}")

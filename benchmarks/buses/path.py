@@ -25,7 +25,7 @@ from shared.contracts.run import Ref, RunConfig, ScheduleConfig
 from shared.settings import ServiceSettings
 
 REF = Ref(key="k", size=1, checksum="c" * 32)
-HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_CONTROL)
+HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_STATE)
 PROBLEMS = 5_000
 WITHIN_S = 300.0
 
@@ -47,12 +47,12 @@ class Peers:
             m.ProblemAdmitted(run=self.run, pack=REF, pack_hidden=REF, problems={n: problems[n] for n in names[i::10]})
             for i in range(10)
         ]
-        start = m.RunControl(run=self.run, action="start", config=config)
+        start = m.RunCommand(run=self.run, action="start", config=config)
         incarnation = m.IncarnationStarted(run=self.run, incarnation=0, step=0, parent=-1)
         await self.bus.publish_many(
             [
                 *((t.PROBLEMS_ADMITTED, self.run, one) for one in admitted),
-                (t.RUNS_CONTROL, self.run, start),
+                (t.RUNS_COMMANDS, self.run, start),
                 (t.STEPS_COMMITTED, self.run, incarnation),
                 *self._publication(0),
             ]
@@ -143,7 +143,7 @@ async def _measure(state: Path, variables: dict[str, str], attempts: int) -> lis
             await peers.live(attempts)
     finally:
         with contextlib.suppress(buses.BusUnavailable):
-            await bus.publish(t.RUNS_CONTROL, config.run, m.RunControl(run=config.run, action="stop"))
+            await bus.publish(t.RUNS_COMMANDS, config.run, m.RunCommand(run=config.run, action="stop"))
         await bus.close()
         for name in variables:
             os.environ.pop(name, None)

@@ -50,7 +50,7 @@ def main() -> None:
         def watch() -> object:
             seen = False
 
-            def progress(token: int, logprob: float) -> None:
+            def progress(token: int, logprob: float, _serial: int) -> None:
                 nonlocal seen
                 if not seen:
                     seen = True

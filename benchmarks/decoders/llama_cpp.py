@@ -58,7 +58,7 @@ def tensors(checkpoint: Path) -> dict[str, np.ndarray]:
 
 def write_gguf(checkpoint: Path, out: Path) -> None:
     config, found = json.loads((checkpoint / "config.json").read_text()), tensors(checkpoint)
-    moe = config["model_type"] == "qwen3_moe"
+    moe = "num_experts" in config
     writer = gguf.GGUFWriter(str(out), "qwen3moe" if moe else "qwen3")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -17,7 +17,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -27,11 +26,9 @@ from etude.demo.options import DemoOptions
 from etude.demo.prepare import limits, training
 from services.inference.engine import Engine as Sampler
 from services.inference.request import Request, Result
-from services.reward import grading
 from services.reward.score import score
 from services.rollout.agent import Agent
 from services.rollout.generation import Generation
-from services.rollout.visible_tests import VisibleTests
 from services.trainer import credit
 from services.trainer.base import pack as packs
 from services.trainer.engine import Engine
@@ -41,16 +38,20 @@ from services.trainer.step import Trainer
 from shared.contracts.messages import AttemptKey
 from shared.contracts.run import Credit, RewardConfig, Sampling, TrainConfig
 from shared.contracts.trajectory import Trajectory
-from shared.formats.compact import Compact
+from shared.environments.function import grading
+from shared.environments.function.visible_tests import VisibleTests
+from shared.environments.function.workspace import FunctionWorkspace
 from shared.model import load_checkpoint, published
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
+from shared.renderers.formats.compact_1 import Compact
 from shared.sandbox import FunctionRun, connect
 
 BASE = Path(__file__).parents[2] / "etude" / "data" / "base"
 AT_ONCE = 96  # attempts: the engine's rows
+REWARD = RewardConfig(behaviour={})
 PROMPT_ROOM = 224  # tokens that a problem leaves for an attempt: the same problems whatever the limits
 
-Pair = tuple[Problem, Hidden]
+Pair = tuple[FunctionProblem, FunctionHidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Attempt:
     first_edit: bool  # solved by it alone
 
 
-class _Model:
+class EngineModel:
     """The engine's thread behind the agent's `Model`."""
 
     def __init__(self, engine: Sampler, temperature: float, stop_tokens: frozenset[int]) -> None:
@@ -135,7 +136,7 @@ class Practice:
         whole = self._grade(flat, [t.files for t in ended])
         first = self._grade(flat, [t.first_edit_files or p.files for t, (p, _) in zip(ended, flat, strict=True)])
         scored = [
-            Attempt(t, score(RewardConfig(behaviour={}), verdict, t.effort, {})[0], verdict.solved, alone.solved)
+            Attempt(t, score(REWARD, verdict, t.effort, {})[0], verdict.solved, alone.solved)
             for t, verdict, alone in zip(ended, whole, first, strict=True)
         ]
         return [scored[i : i + each] for i in range(0, len(scored), each)]
@@ -144,7 +145,10 @@ class Practice:
         found: list[TrainSequence] = []
         for number, group in enumerate(groups):
             trajectories = [a.trajectory for a in group]
-            shares = credit.assign(trajectories, [a.reward for a in group], how, lot=self.lots.random())
+            lengths = [REWARD.length if a.solved else None for a in group]
+            shares = credit.assign(
+                trajectories, [a.reward for a in group], how, lot=self.lots.random(), lengths=lengths
+            )
             for trajectory, share in zip(trajectories, shares, strict=True):
                 own = sequences_of(trajectory, None, share, self.model.config)
                 found += [replace(sequence, group=number) for sequence in own]
@@ -167,23 +171,25 @@ class Practice:
         shares = {"pass_at_1": solved.mean(), "first_edit": first.mean(), f"best_of_{each}": solved.max(1).mean()}
         return {name: round(float(share), 4) for name, share in shares.items()}
 
-    async def _attempt_all(self, problems: Sequence[Problem]) -> list[Trajectory]:
-        model = _Model(self.sampler, self.sampling.temperature, frozenset(self.format.stop_tokens))
-        tests = VisibleTests(self.functions, SimpleNamespace(wait_on=print, clear=print))  # type: ignore[arg-type]
+    async def _attempt_all(self, problems: Sequence[FunctionProblem]) -> list[Trajectory]:
+        model = EngineModel(self.sampler, self.sampling.temperature, frozenset(self.format.stop_tokens))
+        tests = VisibleTests(self.functions)
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def attempt(index: int, problem: Problem) -> Trajectory:
+        async def attempt(index: int, problem: FunctionProblem) -> Trajectory:
             async with room:
-                agent = Agent(problem, self.format, model, tests, self.sampling)
+                workspace = FunctionWorkspace(problem, self.sampling, tests)
+                agent = Agent(self.format, model, workspace, self.sampling)
                 stop = await agent.run()
+                work = await workspace.submission()
             return Trajectory(
                 key=AttemptKey(attempt=str(index), epoch=0, group="", problem=problem.id, index=index),
                 stop=stop,
                 temperature=self.sampling.temperature,
                 effort=agent.effort,
                 segments=agent.recorder.segments(),
-                files=agent.workspace.files,
-                first_edit_files=agent.first_edit,
+                files=work.files,
+                first_edit_files=work.first_edit_files,
             )
 
         return list(await asyncio.gather(*(attempt(i, p) for i, p in enumerate(problems))))

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from etude.supervisor import end_with, leave_by
+from etude.supervisor import leave_by
+from shared.process import end_with
 
 T = TypeVar("T")
 GRACE_S = 10.0

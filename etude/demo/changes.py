@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts.run import BEHAVIOUR, RunConfig
+from shared.contracts.allowed import unfit
+from shared.contracts.run import RunConfig
+from shared.json_once import once
 from shared.settings import Told
 
 SECTIONS = ("sampling", "reward", "schedule", "train")
-FREE = ("reward.behaviour", "reward.length.token_weights", "train.credit.faults")  # names of their own, not fields
 
 
 class BadChange(Told):
@@ -26,7 +27,7 @@ class BadChange(Told):
 def read(path: Path) -> dict[str, Any]:
     """Raises BadChange."""
     try:
-        found = json.loads(path.read_text(), parse_constant=_finite, parse_float=_finite)
+        found = json.loads(path.read_text(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=once)
     except OSError as error:
         raise BadChange(f"--config {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -44,27 +45,19 @@ def _finite(text: str) -> float:
 
 
 def apply(config: RunConfig, changes: dict[str, Any], source: Path) -> RunConfig:
-    """Raises BadChange."""
-    plain = msgspec.to_builtins(config)
+    """Return the configuration with the changes. Raises BadChange for a name that nothing declares and for a value of another
+    type; ranges are the scheduler's to judge (shared.contracts.schedulable)."""
     for name in changes:
         if name not in SECTIONS:
             raise BadChange(f"--config {source}: found {name!r}; allowed: {', '.join(SECTIONS)}")
-    try:
-        changed = msgspec.convert(_merged(plain, changes, "", source), RunConfig)
-    except msgspec.ValidationError as error:
-        raise BadChange(f"--config {source}: {error}") from None
-    for name in changed.reward.behaviour:
-        if name not in BEHAVIOUR:
-            raise BadChange(f"--config {source}: found 'reward.behaviour.{name}'; allowed: {', '.join(BEHAVIOUR)}")
-    return changed
+    if wrong := list(unfit(changes, RunConfig, "")):
+        raise BadChange("\n".join(f"--config {source}: {why}" for why in wrong))
+    return msgspec.convert(_merged(msgspec.to_builtins(config), changes), RunConfig)
 
 
-def _merged(old: dict[str, Any], new: dict[str, Any], place: str, source: Path) -> dict[str, Any]:
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     result = dict(old)
     for name, value in new.items():
-        where = f"{place}.{name}".lstrip(".")
-        if name not in old and place not in FREE:
-            raise BadChange(f"--config {source}: found {where!r}; allowed: {', '.join(sorted(old))}")
         both = isinstance(old.get(name), dict) and isinstance(value, dict)
-        result[name] = _merged(old[name], value, where, source) if both else value
+        result[name] = _merged(old[name], value) if both else value
     return result

@@ -16,13 +16,14 @@ from etude.status import collect
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.codec import sent_at
-from shared.contracts.messages import EvalFinished, EvalRequested, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import EvalFinished, EvalRequested, RunCommand
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import Objects
 from shared.settings import Told
 
 LISTENED = (
-    t.RUNS_CONTROL,
+    t.RUNS_STATE,
     t.ROLLOUTS_REQUESTED,
     t.ROLLOUTS_FINISHED,
     t.ROLLOUTS_SCORED,
@@ -131,8 +132,8 @@ class Conductor:
 
     async def control(self, *actions: str, config: Ref | None = None) -> None:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
-        words = [RunControl(run=self.run, action=a, config=config, by="etude demo") for a in actions]  # type: ignore[arg-type]
-        await self.bus.publish_many([(t.RUNS_CONTROL, self.run, word) for word in words])
+        words = [RunCommand(run=self.run, action=a, config=config, by="etude demo") for a in actions]  # type: ignore[arg-type]
+        await self.bus.publish_many([(t.RUNS_COMMANDS, self.run, word) for word in words])
 
     async def paused(self) -> None:
         """Asks for a pause, and returns when the scheduler has it, or after a while: services that are stopped meanwhile would
@@ -140,7 +141,7 @@ class Conductor:
         await self.control("pause")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PAUSED_WITHIN_S):
-                while not (self.progress.answered and self.progress.state in ("pause", "finished")):
+                while self.progress.state not in (RunState.paused, RunState.finished):
                     self._news.clear()
                     await self._news.wait()
 
@@ -152,15 +153,15 @@ class Conductor:
         )
 
     async def evaluate(
-        self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int
+        self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int, greedy: bool = True
     ) -> dict[str, Any]:
         """The report of one evaluation (see services/evaluator). Asking twice for the same name asks once, unless it came to no
-        verdict. Raises NoVerdict."""
+        verdict. `greedy`: with one more attempt per problem, at temperature 0. Raises NoVerdict."""
         await self.heard()
         ended = self.verdict(name)
         if ended is None:
             asked = _numbered(name, len(self._under(name)) + 1)
-            await self._ask(asked, serial, config, problems=problems, samples=samples)
+            await self._ask(asked, serial, config, problems=problems, samples=samples, greedy=greedy)
             ended = self.progress.evaluations[asked]
             if not came_to_a_verdict(ended):
                 lost, told = ended.figures["infrastructure_errors"], ended.figures["attempts"]
@@ -182,7 +183,9 @@ class Conductor:
             found.append(known)
         return found
 
-    async def _ask(self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int) -> None:
+    async def _ask(
+        self, name: str, serial: int, config: RunConfig, *, problems: int, samples: int, greedy: bool
+    ) -> None:
         if not (config.eval_pack and config.eval_pack_hidden):
             raise ValueError("this run has no evaluation pack")
         request = EvalRequested(
@@ -192,6 +195,7 @@ class Conductor:
             pack=config.eval_pack,
             pack_hidden=config.eval_pack_hidden,
             samples=samples,
+            greedy=greedy,
             problems=problems,
             sampling=config.sampling,
         )
@@ -201,7 +205,7 @@ class Conductor:
     async def finished(self) -> None:
         """Until the run has ended, however long somebody pauses it."""
         await self._until(
-            lambda: self.progress.state == "finished", "the end of practice", held=lambda: self.progress.paused
+            lambda: self.progress.state is RunState.finished, "the end of practice", held=lambda: self.progress.paused
         )
 
 

@@ -14,6 +14,7 @@ from etude.demo.background import call, ended_by_signals, in_thread
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from shared.output import write_whole
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems import pack as packs
 
 
@@ -88,8 +89,8 @@ def taught_by(own: Path, directory: Path, source: Path) -> Path:
     teach. There are no others to spare, so the figures that fine-tuning prints of `dev` are of the same problems; held-out
     ones stay unseen. Raises DemoError."""
     public, hidden = ((own / packs.file_name("rl", part)).read_bytes() for part in packs.PARTS)
-    solutions = {each.id: each for each in packs.read_hidden(hidden)}
-    practice = packs.read_problems(public)
+    solutions = {each.id: each for each in packs.read_hidden(hidden, FunctionHidden)}
+    practice = packs.read_problems(public, FunctionProblem)
     solved = [(problem, solutions[problem.id]) for problem in practice if solutions[problem.id].solution]
     if not solved:
         raise DemoError(

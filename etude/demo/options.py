@@ -28,9 +28,13 @@ class DemoOptions:
     uniform_sampling: bool = False
     credit: Literal["turn", "attempt"] = "turn"
     retry: Retry = "fresh"
+    chat: bool = (
+        False  # the base speaks a chat format: limits and learning rates of a pretrained model, not of the shipped one
+    )
     steps: int = 0
     groups_per_step: int = 16
     group_size: int = 8
     config: Path | None = None  # changes to the run's configuration (etude/demo/changes.py)
     base: str = ""  # an imported checkpoint to start from; "": the base policy that is part of the package
+    probe: Path | None = None  # of the practice problems, as `etude tasks probe` writes it
     base_port: int = BASE_PORT  # ports of the services count from here; 0: free ones

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,17 +15,30 @@ from etude.demo import changes
 from etude.demo.background import call
 from etude.demo.checking import checked
 from etude.demo.options import DemoOptions
+from shared.contracts import probe as probes
 from shared.contracts import schedulable
 from shared.contracts.ids import new_run_id
-from shared.contracts.run import Credit, Ref, Retry, RewardConfig, RunConfig, Sampling, ScheduleConfig, TrainConfig
-from shared.formats import Format
-from shared.formats.fitting import Fitting, fit, read_fitting
-from shared.formats.registry import load_format
+from shared.contracts.run import (
+    Credit,
+    LengthPenalty,
+    Ref,
+    Retry,
+    RewardConfig,
+    RunConfig,
+    Sampling,
+    ScheduleConfig,
+    TrainConfig,
+)
 from shared.objects import Objects
+from shared.objects.directory import DirectoryObjects
 from shared.problems import Hidden, Problem, ProblemError
 from shared.problems import pack as packs
-from shared.problems.importing import Line
+from shared.problems.importing import STORE, Line
 from shared.problems.splits import HELD_OUT, own_splits
+from shared.renderers import Renderer
+from shared.renderers.fitting import Fitting, fit, read_fitting
+from shared.renderers.formats import compact_1
+from shared.renderers.registry import load_renderer
 from shared.sandbox import SandboxUnavailable
 from shared.visible import visible
 from shared.weights.checkpoint_objects import download_directory, upload_directory
@@ -52,19 +67,23 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
     if not options.base and not (BASE / "config.json").exists():
         raise DemoError(f"{BASE}: the base policy is missing; `make base` makes it")
     run = new_run_id()
-    config = planned(run, options)  # before anything is made
     imported, directory = base_of(objects, options)
+    chat = chat_format(directory)
+    if speaks_chat(chat):
+        options = replace(options, chat=True, retry="append")
+    config = planned(run, options)  # before anything is made
     step = config.schedule.groups_per_step
     if options.problems:
         folder = options.state / "own-pack"  # where the run is started, there may be no sandbox
-        pack = own_pack(options.problems, folder, chat_format(directory), step, must_check=False)
+        pack = own_pack(options.problems, folder, chat, step, must_check=False)
     else:
         pack = options.pack or make_pack()
         parts_of(pack, "held_out")
         require_a_step(str(pack), problems_in(pack, "rl"), step)
+    probe = stored_probe(objects, run, options.probe, pack) if options.probe else None
     practice, held_out = upload_pack(objects, pack, "rl"), upload_pack(objects, pack, "held_out")
     surprise = None
-    if not options.uniform_sampling:
+    if not options.uniform_sampling and not options.chat:  # the estimate is made of the small policy's repairs
         surprise = objects.put_file(f"runs/{run}/surprise.json", surprises(pack, directory))
     config = msgspec.structs.replace(
         config,
@@ -72,6 +91,7 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
         pack=practice[0],
         pack_hidden=practice[1],
         surprise=surprise,
+        probe=probe,
         eval_pack=held_out[0],
         eval_pack_hidden=held_out[1],
     )
@@ -81,6 +101,8 @@ def new_run(objects: Objects, options: DemoOptions) -> tuple[RunConfig, Ref]:
 def planned(run: str, options: DemoOptions) -> RunConfig:
     """The configuration, whose parts are not in the store yet. Raises what `changes` raises, DemoError."""
     nothing = Ref(key="", size=0, checksum="")
+    if options.probe:
+        read_probe(options.probe)
     config = configure(run, options, nothing, (nothing, nothing), (nothing, nothing))
     if options.config:
         config = changes.apply(config, changes.read(options.config), options.config)
@@ -104,7 +126,12 @@ def base_of(objects: Objects, options: DemoOptions) -> tuple[Ref | None, Path]:
 def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref]:
     """Public and hidden part of one split. Keys are by content: the same pack is stored once, and another one in a folder of
     the same name takes nothing away from a run that was started with the first."""
-    public, hidden = (objects.put_file(_content_key(path), path) for path in parts_of(directory, split))
+    paths = parts_of(directory, split)
+    try:
+        packs.upload_trees(packs.Lines(paths[0].read_bytes(), Problem).but("function"), directory, objects)
+    except packs.PackError as error:
+        raise DemoError(f"{directory}: split {split}: {error}") from None
+    public, hidden = (objects.put_file(_content_key(path), path) for path in paths)
     return public, hidden
 
 
@@ -127,6 +154,28 @@ def parts_of(directory: Path, split: str) -> list[Path]:
     return paths
 
 
+def read_probe(path: Path) -> tuple[bytes, probes.Probe]:
+    """Return a file that `etude tasks probe` wrote, as it is and read. Raises DemoError."""
+    try:
+        return (data := path.read_bytes()), probes.read(data)
+    except OSError as error:
+        raise DemoError(f"--probe {path}: cannot be read: {error.strerror}") from None
+    except probes.BadProbe as error:
+        raise DemoError(f"--probe {path}: {error}") from None
+
+
+def stored_probe(objects: Objects, run: str, path: Path, pack: Path) -> Ref:
+    """Upload a probe of the problems that a run practises on. Raises DemoError."""
+    data, probe = read_probe(path)
+    public, _ = parts_of(pack, "rl")
+    try:
+        ids = set(packs.Lines(public.read_bytes(), Problem).ids)
+        probes.require_known(probe, ids, f"split rl of {pack}")
+    except (probes.BadProbe, packs.PackError) as error:
+        raise DemoError(f"--probe {path}: {error}") from None
+    return objects.put(f"runs/{run}/probe.json", data)
+
+
 def problems_in(directory: Path, split: str) -> int:
     """How many a split has. Raises DemoError."""
     public, _ = parts_of(directory, split)
@@ -139,7 +188,8 @@ def problems_in(directory: Path, split: str) -> int:
 def require_a_step(source: str, problems: int, groups_per_step: int) -> None:
     """Raises DemoError where a run would end before its first step. `source`: where the problems to practise on are from."""
     if problems < groups_per_step:
-        smaller = f"--groups-per-step {problems} or less (or in --config: schedule.groups_per_step)"
+        most = f"{problems} or less" if problems > 1 else "1"
+        smaller = f"schedule.groups_per_step of {most} in --config (etude demo: --groups-per-step)"
         raise DemoError(
             f"{source}: found {problems} problems to practise on; a step takes {groups_per_step} and each is practised once: not "
             f"one step is possible. Allowed: {groups_per_step} or more{f', or smaller steps: {smaller}' if problems else ''}"
@@ -161,21 +211,29 @@ def surprises(pack: Path, base: Path = BASE) -> Path:
     return out
 
 
-def limits(retry: Retry) -> Sampling:
-    """A fresh retry costs a few tokens: more of them fit into an attempt, and a repeat is drawn again."""
+def limits(retry: Retry, *, chat: bool = False) -> Sampling:
+    """Return the limits of an attempt. A problem's own win over them. The shipped policy: a fresh retry costs a few tokens, so
+    more of them fit into an attempt, and a repeat is drawn again."""
+    if chat:
+        return Sampling(max_completion_tokens=8192, max_turns=30, max_edits=30)
     if retry == "append":
         return Sampling()
     return Sampling(retry=retry, max_completion_tokens=384, max_turns=8, max_repeats=16)
 
 
 def training(options: DemoOptions) -> TrainConfig:
-    """Small steps for the features, large ones for how sure the policy is, and none at the end (docs/results.md)."""
+    """Return how a run learns. A chat model takes the small steps that are usual for pretrained ones. The shipped one takes
+    small steps for the features, large ones for how sure the policy is, and none at the end (docs/results.md)."""
+    if options.chat:
+        credit = Credit(per="attempt", failed_share=0.0)
+        return TrainConfig(learning_rate=2e-6, router_replay=options.router_replay, credit=credit, norm_tokens=1024.0)
     return TrainConfig(
         learning_rate=1e-4,
         last_norm_learning_rate=0.02,
         cooldown=0.5,
         router_replay=options.router_replay,
         credit=Credit(per=options.credit),
+        norm_tokens=40.0,  # what its attempts sample; every result was measured with it
     )
 
 
@@ -188,11 +246,9 @@ def configure(
     surprise: Ref | None = None,
 ) -> RunConfig:
     """All of the recipe on by default; each ablation is one flag."""
-    reward = (
-        RewardConfig()
-        if options.length_penalty
-        else msgspec.structs.replace(RewardConfig(), id="no-length", length=None)
-    )
+    reward = RewardConfig(length=LengthPenalty(unit_tokens=1024.0)) if options.chat else RewardConfig()
+    if not options.length_penalty:
+        reward = msgspec.structs.replace(reward, id="no-length", length=None)
     schedule = msgspec.structs.replace(
         ScheduleConfig(),
         minutes=options.minutes,
@@ -213,7 +269,7 @@ def configure(
         surprise=surprise,
         eval_pack=held_out[0],
         eval_pack_hidden=held_out[1],
-        sampling=limits(options.retry),
+        sampling=limits(options.retry, chat=options.chat),
         reward=reward,
         schedule=schedule,
         train=training(options),
@@ -225,7 +281,7 @@ def store_config(objects: Objects, config: RunConfig) -> Ref:
 
 
 def own_pack(
-    path: Path, directory: Path, chat: Format | None = None, groups_per_step: int = 0, *, must_check: bool = True
+    path: Path, directory: Path, chat: Renderer | None = None, groups_per_step: int = 0, *, must_check: bool = True
 ) -> Path:
     """A pack of two splits (rl, held_out) of those problems of a user's JSONL file that the policy's chat format can take and
     that pass the check, relatives kept together. Says how many there are, what was left out and why. `chat`: of the base policy
@@ -294,14 +350,14 @@ def leaves_nothing_out(path: Path, fitting: Fitting) -> DemoError:
     )
 
 
-def _fitting(path: Path, chat: Format) -> Fitting:
+def _fitting(path: Path, chat: Renderer) -> Fitting:
     try:
         return read_fitting(path, chat)
     except ProblemError as error:
         raise DemoError(str(error)) from None
 
 
-def _checked(path: Path, fitting: Fitting, chat: Format, *, must: bool = True) -> Fitting:
+def _checked(path: Path, fitting: Fitting, chat: Renderer, *, must: bool = True) -> Fitting:
     try:
         return checked(path, fitting, chat)
     except ProblemError as error:
@@ -313,10 +369,15 @@ def _checked(path: Path, fitting: Fitting, chat: Format, *, must: bool = True) -
         return fitting
 
 
-def chat_format(checkpoint: Path) -> Format:
+def speaks_chat(chat: Renderer) -> bool:
+    """Return whether a policy is a chat model, and not one of the small ones that `make base` makes."""
+    return chat.name != compact_1.NAME
+
+
+def chat_format(checkpoint: Path) -> Renderer:
     """Raises DemoError."""
     try:
-        return load_format(checkpoint)
+        return load_renderer(checkpoint)
     except ValueError as error:
         raise DemoError(str(error)) from None
     except KeyError as error:
@@ -327,9 +388,10 @@ def tell(text: str) -> None:
     Console(stderr=True).print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def write_split(directory: Path, name: str, members: list[tuple[Problem, Hidden]]) -> Path:
-    """Both parts of one split. Returns the directory."""
+def write_split(directory: Path, name: str, members: Sequence[tuple[Problem, Hidden]], trees: Path = STORE) -> Path:
+    """Both parts of one split, and the trees that its problems need, which lie in `trees`. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
+    packs.keep_trees((problem for problem, _ in members), DirectoryObjects(trees), directory)
     (directory / packs.file_name(name, "public")).write_bytes(packs.write(problem for problem, _ in members))
     (directory / packs.file_name(name, "hidden")).write_bytes(packs.write(hidden for _, hidden in members))
     return directory

@@ -9,10 +9,10 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from etude.standing import LEADS_TO
 from shared.contracts import messages as m
+from shared.contracts.life import RunState
 from shared.contracts.run import Purpose
-from shared.contracts.words import Words
+from shared.contracts.statuses import Statuses
 
 
 @dataclass(slots=True)
@@ -66,12 +66,11 @@ class Progress:
     alerts: list[m.Alert] = field(default_factory=list)
     first_request: float | None = None
     last_publication: float | None = None
-    state: str = ""  # last action of runs.control that leads to a state: `rollback` leaves a run as it is
-    answered: bool = False  # the last word was the scheduler's, and no wish
-    paused_by: str = ""  # whose word it was, and why; of the last pause
+    state: RunState = RunState.announced
+    paused_by: str = ""  # whose command or decision it was, and why; of the last pause
     paused_since: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # (from, to) of those that are over
-    words: Words = field(default_factory=Words)
+    statuses: Statuses = field(default_factory=Statuses)
 
     def see(self, message: Any, at: float) -> None:
         """`at`: when it was published, seconds."""
@@ -99,33 +98,33 @@ class Progress:
                 self.serving[message.replica] = message
             case m.EvalFinished():
                 self.evaluations[message.eval] = message
-            case m.RunControl() if self.words.count(message) and message.action in LEADS_TO:
-                self._enter(message, at)
+            case m.RunStatus() if self.statuses.hear(message):
+                self._enter(message)
             case m.Alert():
                 self.alerts.append(message)
 
-    def _enter(self, word: m.RunControl, at: float) -> None:
-        self.answered = word.number > 0
-        if word.action == "pause":
-            if self.paused_since is None:  # the scheduler says it again, also in answer to somebody else
-                self.paused_by = f"{word.by or 'somebody'}{f': {word.reason}' if word.reason else ''}"
-                self.paused_since = at
+    def _enter(self, status: m.RunStatus) -> None:
+        if status.state is self.state:
+            return
+        if status.state is RunState.paused:
+            self.paused_by = f"{status.by or 'somebody'}{f': {status.reason}' if status.reason else ''}"
+            self.paused_since = status.since
         elif self.paused_since is not None:
-            self.pauses.append((self.paused_since, at))
+            self.pauses.append((self.paused_since, status.since))
             self.paused_since = None
-        self.state = word.action
+        self.state = status.state
 
     @property
     def turned_down(self) -> str:
         """Why the scheduler ended the run before it asked for an attempt; empty where it did not."""
-        if self.state != "finished" or self.first_request is not None:
+        if self.state is not RunState.finished or self.first_request is not None:
             return ""
         why = [alert for alert in self.alerts if alert.name == "configuration"]
         return "; ".join([why[-1].what, *why[-1].examples]) if why else ""
 
     @property
     def paused(self) -> bool:
-        return self.state == "pause"
+        return self.state is RunState.paused
 
     def practised(self, now: float) -> float:
         """Seconds since the first request for which the run was not paused: the clock of its budget stands meanwhile."""

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from etude.demo import by_kind
 from etude.demo.options import DemoOptions
 from etude.demo.progress import Progress
+from etude.demo.watch import GAIN_STEPS
 from shared.contracts.run import Ref, RunConfig
 from shared.contracts.trajectory import Trajectory, unpack
-from shared.formats import Format
 from shared.objects import Objects
 from shared.output import NotWritable, require_writable, write_whole
+from shared.renderers import Renderer
 from shared.statistics import paired_difference
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ class Outcome:
     progress: Progress
     audit: dict[str, Any]
     prepared_s: float
+    kinds: dict[str, str] = field(default_factory=dict)  # problem id -> kind
 
     @property
     def sound(self) -> bool:
@@ -115,6 +118,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         steps = self.progress.lineage
+        before, after = per_problem(self.before, "solved"), per_problem(self.after, "solved")
         return {
             "run": self.config.run,
             "seed": self.options.seed,
@@ -124,6 +128,7 @@ class Outcome:
                 "pass_at_1": paired(self.before, self.after, "solved"),
                 "first_edit": paired(self.before, self.after, "first_edit"),
             },
+            "by_kind": by_kind.by_kind(before, after, self.kinds),
             "minutes": self.progress.minutes,
             "steps": steps[-1].step if steps else 0,
             "trained_twice": self.audit.get("trained_twice"),
@@ -157,6 +162,8 @@ def write(outcome: Outcome, path: Path, objects: Objects, console: Console) -> N
     """The table on the console; report.json, report.png and report.md beside it."""
     figures = outcome.as_json()
     console.print(table(figures))
+    if len(figures["by_kind"]) > 1:
+        console.print(by_kind.table(figures["by_kind"]))
     write_whole(path, json.dumps(figures, indent=2) + "\n")
     gain = figures["gain"]["pass_at_1"]
     sure = "(95 % interval {:+.1f} to {:+.1f}) ".format(*(100 * end for end in gain["ci95"])) if gain["ci95"] else ""
@@ -217,6 +224,15 @@ def plot(outcome: Outcome) -> Figure:
             color="#246",
             label="practice problems, mean of 5 steps",
         )
+    gains = [
+        (minute, 100 * s.metrics["solved_gain"])
+        for minute, s in zip(minutes, steps, strict=True)
+        if "solved_gain" in s.metrics
+    ]
+    if len(gains) >= GAIN_STEPS:
+        mean = np.convolve([gain for _, gain in gains], np.ones(GAIN_STEPS) / GAIN_STEPS, "valid")
+        label = f"gain at equal difficulty, points, mean of {GAIN_STEPS} steps"
+        left.plot([at for at, _ in gains[GAIN_STEPS - 1 :]], mean, color="#b06", label=label)
     ends = (0.0, max(minutes, default=1.0))
     for x, side, colour, label in (
         (ends[0], outcome.before, "#b60", "held-out problems, before"),
@@ -230,7 +246,7 @@ def plot(outcome: Outcome) -> Figure:
         xlabel=f"minutes of practice\n(practice problems are others than the held-out ones{drawn})",
         ylabel="attempts solved, %",
         title="Repairs that pass the hidden tests",
-        ylim=(0, 1.25 * max(left.get_ylim()[1], 1.0)),  # room for the legend
+        ylim=(min(0.0, left.get_ylim()[0]), 1.25 * max(left.get_ylim()[1], 1.0)),  # room for the legend
     )
     left.legend(frameon=False, loc="upper left", fontsize="small", ncols=2)
     right.plot(
@@ -264,9 +280,9 @@ is shown.
 
 def readings(outcome: Outcome, objects: Objects) -> str:
     """Three problems that practice taught: an attempt before and one after, as text with the special tokens visible."""
-    from shared.formats.registry import load_format
+    from shared.renderers.registry import load_renderer
 
-    chat = load_format(_base_directory())
+    chat = load_renderer(_base_directory())
     before, after = per_problem(outcome.before, "solved"), per_problem(outcome.after, "solved")
     taught = sorted((k for k in before if k in after), key=lambda k: (before[k] - after[k], k))[:3]
     parts = [
@@ -286,7 +302,7 @@ def readings(outcome: Outcome, objects: Objects) -> str:
     return "".join(parts)
 
 
-def _contexts(trajectory: Trajectory, chat: Format) -> Iterator[str]:
+def _contexts(trajectory: Trajectory, chat: Renderer) -> Iterator[str]:
     """The text of every context; where one begins with the first one's prompt, without it."""
     prompt: list[int] = []
     for segment in trajectory.segments:

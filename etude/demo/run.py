@@ -22,6 +22,7 @@ from rich.console import Console
 from etude.acting import in_folder
 from etude.demo import prepare, report
 from etude.demo.background import ended_by_signals, in_thread
+from etude.demo.by_kind import kinds_of
 from etude.demo.conduct import Conductor, Stalled, explained
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
@@ -138,7 +139,8 @@ class Demo:
         there = [name for name in LOCAL if (self.state / name).exists()]
         if there and "demo.json" not in there:
             raise DemoError(
-                f"{self.state} holds the state of a platform that is no demo; give another folder with --state"
+                f"{self.state} holds the state of a platform that is no demo; give another folder with --state: "
+                '`etude demo --state .demo`, or `make demo DEMO="--state .demo"`'
             )
         return there
 
@@ -186,9 +188,10 @@ class Demo:
         """A new demo, which can be resumed from here on. An earlier one is set aside, late: neither a slip in what the user
         gave nor Ctrl-C while problems are made costs it. Returns the store that holds what the run starts with."""
         started = time.time()
-        self._there()
+        earlier = self._there()
         options = await in_thread(ready, replace(self.options, state=self.state))
-        self._set_aside()
+        if earlier:  # else whatever other commands wrote here meanwhile is no demo's, and stays
+            self._set_aside()
         self._remember(phase=SET_UP)  # what is written from here on is a demo's
         objects = stores.connect(settings.objects_url)
         config, ref = await asyncio.to_thread(prepare.new_run, objects, options)
@@ -235,6 +238,7 @@ class Demo:
             after = await self._evaluate(conductor, supervisor, config, "after", serial)
             self._remember(phase="report", after=after, serial=serial)
         audit = await asyncio.to_thread(report.audit, self.state, config.run)
+        assert config.eval_pack
         outcome = report.Outcome(
             options=options,
             config=config,
@@ -243,6 +247,7 @@ class Demo:
             progress=conductor.progress,
             audit=audit,
             prepared_s=float(self.memory.get("prepared_s", 0.0)),
+            kinds=await asyncio.to_thread(kinds_of, objects, config.eval_pack),
         )
         report.write(outcome, options.report, objects, self.console)
         self._remember(phase="done")

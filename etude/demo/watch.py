@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from shared.visible import visible
 
 PLAIN_EVERY_S = 15.0
 LAST_STEPS = 5  # one step alone says little: 128 attempts
+GAIN_STEPS = 20  # of the gain, which is smaller
 
 
 class View(Protocol):
@@ -48,9 +50,14 @@ class Practice:
             )
         return (
             f"step {steps[-1].step:3d}  version {self.progress.newest_serial:3d}  "
-            f"reward {_mean(steps, 'reward_mean'):6.3f}  solved {_mean(steps, 'solved_share'):5.1%}  "
+            f"reward {_mean(steps, 'reward_mean'):6.3f}  solved {_mean(steps, 'solved_share'):5.1%}  {self._gain()}"
             f"{tokens:5,.0f} tokens/s  {attempts:4.1f} attempts/s  age <= {max(s.age for s in steps)}"
         )
+
+    def _gain(self) -> str:
+        """Return how many points more are solved than the first policy would solve of the same problems; "": not known yet."""
+        gains = [step.metrics["solved_gain"] for step in self.progress.lineage if "solved_gain" in step.metrics]
+        return f"gain {100 * fmean(gains[-GAIN_STEPS:]):+.1f}  " if gains else ""
 
     def end(self) -> str:
         steps = self.progress.lineage
@@ -60,7 +67,9 @@ class Practice:
         return (
             f"{steps[-1].step} steps, {len(self.progress.practice.attempts):,} attempts in {self.progress.minutes:.1f} "
             f"minutes; solved {_mean(steps[:few], 'solved_share'):.1%} in the first {few} steps, "
-            f"{_mean(steps[-few:], 'solved_share'):.1%} in the last {few}; age <= {max(s.age for s in steps)}"
+            f"{_mean(steps[-few:], 'solved_share'):.1%} in the last {few}"
+            f"{f', at equal difficulty {gain} points' if (gain := self._gain().strip()) else ''}; "
+            f"age <= {max(s.age for s in steps)}"
         )
 
 

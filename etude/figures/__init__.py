@@ -1,6 +1,6 @@
 """`etude figures`: a run's figures for TensorBoard, Weights & Biases, MLflow, or a file of lines.
 
-Owns: nothing; it only reads. Consumes: runs.control, steps.committed, policies.published, evals.finished, each from its
+Owns: nothing; it only reads. Consumes: runs.state, steps.committed, policies.published, evals.finished, each from its
 beginning and without a group; runs/RUN/config.json. Produces: points where people look at curves.
 
 Invariants:

@@ -17,13 +17,13 @@ from shared import objects as stores
 from shared.bus import Bus
 from shared.contracts import topics as t
 from shared.contracts.flat import flat
-from shared.contracts.messages import RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import RunStatus
 from shared.contracts.run import Ref, RunConfig
-from shared.ledger.transitions import RunState
 from shared.objects import ObjectDamaged, ObjectMissing
 from shared.settings import ServiceSettings, Told
 
-TOPICS = (t.RUNS_CONTROL, t.POLICIES_PUBLISHED, t.STEPS_COMMITTED, t.EVALS_FINISHED)
+TOPICS = (t.RUNS_STATE, t.POLICIES_PUBLISHED, t.STEPS_COMMITTED, t.EVALS_FINISHED)
 GATHER_S = 1.0  # what comes in so short a time is written together
 
 Say = Callable[[str], None]
@@ -83,7 +83,7 @@ def _chosen(ear: Ear, run: str, settings: ServiceSettings) -> Standing:
     """Raises NoRun."""
     standings = Standings()
     for message, at in ear.heard:
-        if isinstance(message, RunControl):
+        if isinstance(message, RunStatus):
             standings.hear(message, at)
     names = [one.run for one in standings.runs]
     newest = ", ".join(names[: -NAMED - 1 : -1])

@@ -10,7 +10,7 @@ import msgspec
 
 from etude.figures.points import MARKERS, Point, Row, mark
 from etude.figures.sink import NotWritten, alone, told
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 
 
 class _Line(msgspec.Struct, frozen=True):

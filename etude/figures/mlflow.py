@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from etude.figures.points import MARKERS, Point, Row
 from etude.figures.sink import Parameters, told
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 from shared.settings import masked
 
 RUN, SUPERSEDED = "etude.run", "etude.superseded"  # tags

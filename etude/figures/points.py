@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from etude.standing import Standings
 from shared.contracts import messages as m
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
+from shared.contracts.statuses import Statuses
 
 # Stable: whoever has stored a curve of `run/state` reads it by these.
 STATE_NUMBERS = {
@@ -133,7 +133,7 @@ def past(run: str, heard: Sequence[Heard]) -> Past:
     for message, at in evaluations.values():
         if (place := versions.get(message.serial)) is not None and _survives(forks, *place):
             rows.append(_evaluated(message, place[1], at))
-    changes = list(_changes(run, of_run))
+    changes = list(_changes(of_run))
     trained = [(commit.at, step) for (_, step), commit in commits.items()]
     for state, at in changes:
         step = max((number for said, number in trained if said < at), default=0)
@@ -157,16 +157,13 @@ def _survives(forks: Mapping[int, int], incarnation: int, step: int) -> bool:
     return all(step <= began for later, began in forks.items() if later > incarnation)
 
 
-def _changes(run: str, of_run: Iterable[Heard]) -> Iterator[tuple[RunState, float]]:
-    """(state, since) of every state that the run was led to."""
-    standings, state = Standings(), RunState.announced
-    for message, at in of_run:
-        if isinstance(message, m.RunControl):
-            standings.hear(message, at)
-            now = standings.of(run)
-            if now is not None and now.state is not state:
-                state = now.state
-                yield state, at
+def _changes(of_run: Iterable[Heard]) -> Iterator[tuple[RunState, float]]:
+    """(state, since) of every state that the run was in."""
+    statuses, state = Statuses(), RunState.announced
+    for message, _ in of_run:
+        if isinstance(message, m.RunStatus) and statuses.hear(message) and message.state is not state:
+            state = message.state
+            yield state, message.since
 
 
 def _trained(message: m.StepCommitted, at: float) -> Row:

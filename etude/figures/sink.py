@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from etude.figures.points import Mark, Past, Point, Row, mark
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 from shared.settings import Told
 
 Parameters = Mapping[str, str | int | float | bool]

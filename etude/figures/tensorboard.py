@@ -22,7 +22,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from etude.figures.points import Kind, Point, Row
 from etude.figures.sink import Parameters, alone, told
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 
 KINDS = frozenset(map(str, Kind))
 OURS = ".etude"  # how our event files end; others below the same directory are left alone

@@ -19,7 +19,7 @@ import wandb
 
 from etude.figures.points import MARKERS, Kind, Point, Row
 from etude.figures.sink import NotWritten, Parameters, told
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 
 WRITTEN, SUPERSEDED_BY = "etude_written", "etude_superseded_by"  # in the run's configuration
 MOST_SUPERSEDED = 1000  # of one run; more is a circle

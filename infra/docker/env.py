@@ -3,10 +3,8 @@ it adds the secrets that a newer release asks for and fills in those that are em
 
     python3 infra/docker/env.py [--local]      --local: with the images of `make images`, no image registry
 
-Standard library only: it runs before anything is installed.
+Standard library only, and nothing newer than Python 3.6: it runs before anything is installed.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -37,7 +35,7 @@ def write(example: Path, target: Path, local: bool = False) -> None:
         file.write(filled(example.read_text(), local))
 
 
-def complete(example: Path, target: Path) -> list[str]:
+def complete(example: Path, target: Path) -> "list[str]":
     """Adds the secrets that `target` does not name or leaves empty. Returns their names."""
     text = target.read_text()
     missing = [name for name in _EMPTY.findall(example.read_text()) if not re.search(f"^{name}=.", text, re.MULTILINE)]
@@ -62,7 +60,8 @@ if __name__ == "__main__":
         write(example, target, local=options.local)
         print(f"{target} written; only you can read it")
     except FileExistsError:
-        if added := complete(example, target):
+        added = complete(example, target)
+        if added:
             print(f"{target} had no {', '.join(added)}: added; the rest was left as it is")
         else:
             print(f"{target} has all that is needed, and was left as it is")

@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import Any
 
 PROFILE = Path(__file__).with_name("seccomp-worker.json")
+COPY = (
+    PROFILE.parents[2] / "shared/sandbox/containers/seccomp.json"
+)  # installed with the package, for sandboxes in containers
 ARCHES = ("amd64", "arm64")
 # Namespaces of its own (clone with any flag), what is mounted in them, the new root, the name of the host in it. Without any
 # one of them bubblewrap does not start (tests/integration/test_worker_profile.py).
 # All of them act inside the new user namespace alone: outside of it the process has no capability, and the kernel refuses.
-NAMESPACES = ("clone", "mount", "pivot_root", "sethostname", "umount2")
+# `unshare` is for sandboxes of commands: their /dev has terminals, for which bubblewrap makes a second user namespace.
+NAMESPACES = ("clone", "mount", "pivot_root", "sethostname", "umount2", "unshare")
+# Calls that say which pages of a file the machine holds in memory, as in shared/sandbox/inside/confine.py: containers of one
+# machine share them. ENOSYS, which the C library takes for a kernel without them: with EPERM it would not fall back.
+PAGES = ("cachestat", "io_setup", "io_submit", "mincore", "preadv2", "pwritev2")
+_ENOSYS = 38
 
 
 def applies(rule: dict[str, Any]) -> bool:
@@ -35,12 +43,20 @@ def applies(rule: dict[str, Any]) -> bool:
 def flat(default: dict[str, Any]) -> dict[str, Any]:
     rules = []
     for rule in default["syscalls"]:
-        names = [name for name in rule["names"] if name not in NAMESPACES]  # `clone` without namespaces is part of ours
+        names = [
+            name for name in rule["names"] if name not in (*NAMESPACES, *PAGES)
+        ]  # `clone` without namespaces is part of ours
         if names and applies(rule):
             kept = {key: rule[key] for key in ("action", "args", "errnoRet") if rule.get(key) is not None}
             rules.append({"names": names, **kept})
     rules.append(
         {"comment": "namespaces for bubblewrap", "names": list(NAMESPACES), "action": "SCMP_ACT_ALLOW"},
+        {
+            "comment": "what memory holds is nobody's business",
+            "names": list(PAGES),
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": _ENOSYS,
+        },
     )
     return {
         "defaultAction": default["defaultAction"],
@@ -54,4 +70,6 @@ def flat(default: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    PROFILE.write_text(json.dumps(flat(json.loads(Path(sys.argv[1]).read_text())), indent=1) + "\n")
+    text = json.dumps(flat(json.loads(Path(sys.argv[1]).read_text())), indent=1) + "\n"
+    for place in (PROFILE, COPY):
+        place.write_text(text)

@@ -40,6 +40,21 @@ FLOW = Dashboard(
                     (f"sum by (state) (etude_scheduler_groups{RUN})", "{{state}}"),
                 ),
                 panel(
+                    "Gate",
+                    "What the scheduler admits groups by: version and oldest in steps; accepted, running, held (complete, without "
+                    "a place yet), lead (how many may be asked for ahead of the trainer) and room in groups. Room 0: it waits "
+                    "for a version. Held above 0 while the trainer waits: an attempt lasts about as long as the bound allows.",
+                    (f"max by (number) (etude_scheduler_gate{RUN})", "{{number}}"),
+                ),
+                panel(
+                    "Shares of the slots",
+                    "Several runs at once: the part of the workers' slots that each is to have, and what it used in the last "
+                    "minutes. Below its share: it could ask for no more, or its attempts are short and the queue is long.",
+                    ('max by (run) (etude_scheduler_slots{run=~"$run",number="share"})', "{{run}} share"),
+                    ('max by (run) (etude_scheduler_slots{run=~"$run",number="used"})', "{{run}} used"),
+                    unit="percentunit",
+                ),
+                panel(
                     "Attempts under way",
                     "By the ledger, and by the workers that have them in hand.",
                     (f"sum (etude_scheduler_attempts{RUN})", "ledger"),
@@ -72,11 +87,48 @@ FLOW = Dashboard(
                     stacked=True,
                 ),
                 panel(
+                    "Sampled, and in no trajectory",
+                    "Tokens per second: what engines said they sampled, and what of it is lost, by why.",
+                    (f"sum (rate(etude_rollout_sampled_tokens_total{RUN}[$__rate_interval]))", "sampled"),
+                    (
+                        f"sum by (why) (rate(etude_rollout_unrecorded_tokens_total{RUN}[$__rate_interval]))",
+                        "lost, {{why}}",
+                    ),
+                    unit="cps",
+                ),
+                panel(
+                    "Attempts that change hands",
+                    "Rollout checkpoints written, and attempts given again that had one, by what became of it; per hour.",
+                    (f"sum (increase(etude_rollout_checkpoints_total{RUN}[1h]))", "checkpoints, 1 h"),
+                    (f"sum by (how) (increase(etude_rollout_resumed_total{RUN}[1h]))", "given again, {{how}}, 1 h"),
+                ),
+                panel(
+                    "Agents of others",
+                    "Answers per second, by where their prompt goes on; tokens of prompts, and requests refused by status.",
+                    (
+                        f"sum by (branch) (rate(etude_rollout_endpoint_requests_total{RUN}[$__rate_interval]))",
+                        "answers, {{branch}}",
+                    ),
+                    (
+                        f"sum by (kind) (rate(etude_rollout_endpoint_prompt_tokens_total{RUN}[$__rate_interval]))",
+                        "tokens, {{kind}}",
+                    ),
+                    (
+                        "sum by (status) (rate(etude_rollout_endpoint_refused_total[$__rate_interval]))",
+                        "refused, {{status}}",
+                    ),
+                    unit="cps",
+                ),
+                panel(
                     "Trainer's hand",
-                    "Groups fetched and waiting for their step; announcements known already; quarantined, per hour.",
+                    "Groups fetched and waiting for their step; known already, quarantined and skipped steps, per hour.",
                     (f"sum (etude_trainer_groups_in_hand{RUN})", "in hand"),
                     (f"sum (increase(etude_trainer_groups_repeated_total{RUN}[1h]))", "known already, 1 h"),
                     (f"sum (increase(etude_trainer_groups_quarantined_total{RUN}[1h]))", "quarantined, 1 h"),
+                    (
+                        f"sum by (reason) (increase(etude_trainer_steps_skipped_total{RUN}[1h]))",
+                        "steps skipped, {{reason}}, 1 h",
+                    ),
                 ),
             ),
         ),

@@ -35,6 +35,13 @@ LEARNING = Dashboard(
                     most=1,
                 ),
                 figure(
+                    "Gain at equal difficulty",
+                    "Share of attempts solved, less the share that the policy of the run's first 160 groups would have solved of "
+                    "the same problems, by estimate. It rises while the policy learns, however hard the problems become.",
+                    "solved_gain",
+                    unit="percentunit",
+                ),
+                figure(
                     "Reward",
                     "Mean over the step's attempts, and mean over its groups of the best attempt. When the best no longer "
                     "rises above the mean, attempts have become alike.",
@@ -45,6 +52,39 @@ LEARNING = Dashboard(
                     "Groups with a signal",
                     "Share of groups whose rewards differ. The others teach nothing: too easy or too hard.",
                     "signal_share",
+                    unit="percentunit",
+                    least=0,
+                    most=1,
+                ),
+                panel(
+                    "Hardness: predicted against solved",
+                    "Of each bin of the chance that was predicted for a group before it came: the mean of the predictions, and "
+                    "the share of attempts that were solved. Equal curves: the estimate is right. Newest 2,000 groups.",
+                    (
+                        'max by (bin) (etude_scheduler_calibration_bin{run=~"$run",number="predicted"})',
+                        "predicted {{bin}}",
+                    ),
+                    (
+                        'max by (bin) (etude_scheduler_calibration_bin{run=~"$run",number="solved"})',
+                        "solved {{bin}}",
+                    ),
+                    unit="percentunit",
+                    least=0,
+                    most=1,
+                ),
+                panel(
+                    "Hardness: calibration error",
+                    "Expected calibration error of the solve rate (good: at most 5 %), and the share of groups whose attempts all "
+                    "end alike, as predicted and as it came. These groups teach nothing.",
+                    ('max by (run) (etude_scheduler_calibration{run=~"$run",number="error"})', "error {{run}}"),
+                    (
+                        'max by (run) (etude_scheduler_calibration{run=~"$run",number="silent_predicted"})',
+                        "without a signal, predicted {{run}}",
+                    ),
+                    (
+                        'max by (run) (etude_scheduler_calibration{run=~"$run",number="silent"})',
+                        "without a signal {{run}}",
+                    ),
                     unit="percentunit",
                     least=0,
                     most=1,
@@ -122,8 +162,19 @@ LEARNING = Dashboard(
                     least=0,
                 ),
                 panel(
+                    "Where the trainer's time goes",
+                    "Shares of all its time; together 100 %. Publishing and checkpointing: only what it waits for them.",
+                    (
+                        f"{rate(f'etude_trainer_time_seconds_total{RUN}', 'phase')}"
+                        f" / scalar({rate(f'etude_trainer_time_seconds_total{RUN}')})",
+                        "{{phase}}",
+                    ),
+                    unit="percentunit",
+                    least=0,
+                ),
+                panel(
                     "Where a step's time goes",
-                    "Median by phase.",
+                    "Median by phase. What the trainer publishes in the background counts too.",
                     (quantile(0.5, f"etude_trainer_phase_seconds{RUN}", "phase"), "{{phase}}"),
                     unit="s",
                 ),

@@ -30,6 +30,13 @@ SANDBOXES = Dashboard(
                     least=0,
                 ),
                 panel(
+                    "Terms without an answer",
+                    "Attempts per second for which a behaviour term was quarantined, by term. The verdict says why.",
+                    (rate("etude_grader_terms_quarantined_total", "term"), "{{term}}"),
+                    unit="cps",
+                    stacked=True,
+                ),
+                panel(
                     "From finished to scored",
                     "Taking a finished attempt to its published score. Points are single attempts, with the id of their trace.",
                     (quantile(0.5, "etude_reward_grading_seconds"), "median"),

@@ -42,6 +42,14 @@ CUSTOM = {  # kind -> module and path of its definition
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
+    "sandboxtemplate-extensions-v1beta1": (
+        "sigs.k8s.io/agent-sandbox@v0.5.6",
+        "k8s/crds/extensions.agents.x-k8s.io_sandboxtemplates.yaml",
+    ),
+    "sandboxwarmpool-extensions-v1beta1": (
+        "sigs.k8s.io/agent-sandbox@v0.5.6",
+        "k8s/crds/extensions.agents.x-k8s.io_sandboxwarmpools.yaml",
+    ),
 }
 SCHEMAS = "kubernetes-validate==1.37.0"
 VERSIONS = ("1.31.0", "1.37.0")  # of Kubernetes
@@ -58,13 +66,22 @@ WATCHING = (  # that is off in every values file
     "traces.endpoint=http://collector.monitoring:4318",
     "traces.environment.OTEL_EXPORTER_OTLP_COMPRESSION=gzip",
 )
+PODS = (  # sandboxes in pods, off in every values file
+    "sandboxes.kubernetes.enabled=true",
+    "sandboxes.kubernetes.runtimeClass=kata",
+    "sandboxes.kubernetes.image=pool:py",
+    "sandboxes.kubernetes.pools.py.image=registry.example/py:3.12",
+    "sandboxes.kubernetes.pools.py.warm=1",
+    "sandboxes.kubernetes.pools.py.memoryMb=2048",
+    "sandboxes.kubernetes.pools.py.diskMb=4096",
+)
 SERVING = ("services.inference-serving.replicas=1", "network.serving.from[0].podSelector.matchLabels.app=proxy")
 INSTALLATIONS: dict[str, tuple[str, ...]] = {  # values files, by their names, and what an installation adds
     "node": (BUS, *OBJECTS),
     "cluster": (BUS, *OBJECTS, SCALING, *SERVING),
     "cluster gpu": (BUS, *OBJECTS, SCALING),
     "cluster gpu access": (SCALING,),
-    "node access": (),
+    "node access": PODS,
     "cluster access": (SCALING, "scaling.kafka.prefix=team-a", *WATCHING),
 }
 REFUSED = {  # what is missing or wrong, and the word by which the chart must say so
@@ -144,7 +161,11 @@ def closed(schema: Any) -> Any:
 
 def arguments(values: str, own: tuple[str, ...]) -> list[str]:
     files = (part for name in values.split() for part in ("-f", str(CHART / f"values-{name}.yaml")))
-    settings = (part for one in own for part in (("--set" if one.endswith(("=true", "=1")) else "--set-string"), one))
+    settings = (
+        part
+        for one in own
+        for part in (("--set" if one.endswith(("=true", "=1", "Mb=2048", "Mb=4096")) else "--set-string"), one)
+    )
     # Asked of no cluster, a helm that is built from its module takes it for an ancient one.
     return [*files, *settings, "--kube-version", VERSIONS[0]]
 

@@ -7,7 +7,8 @@ import shlex
 import sys
 import time
 
-from infra.servers import Unavailable, fleet, say, state
+from infra.servers import Unavailable, fleet, pgbouncer, say, state
+from infra.servers.postgres import Postgres
 
 
 def main() -> int:
@@ -41,8 +42,18 @@ def _up(names: list[str]) -> int:
     except Unavailable as error:
         print(f"servers: {error}", file=sys.stderr)
         return 1
+    if Postgres.name in names:
+        _also_pgbouncer()
     say(f"all there, {time.monotonic() - began:.1f} s")
     return 0
+
+
+def _also_pgbouncer() -> None:
+    """Fetch the program for the tests. If that fails, say so; the tests that need it then skip."""
+    try:
+        pgbouncer.install()
+    except Unavailable as error:
+        say(f"without PgBouncer, whose tests skip: {error}")
 
 
 def _status() -> int:

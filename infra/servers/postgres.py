@@ -64,7 +64,7 @@ class Postgres:
 
     def launch(self, place: Place) -> Launch:
         options = [f"--{name}={value}" for name, value in {**OPTIONS, "port": str(place.port)}.items()]
-        arguments = [*_somebody(), self._tool("postgres"), "-D", str(place.data), *options]
+        arguments = [*somebody(), self._tool("postgres"), "-D", str(place.data), *options]
         return Launch(arguments, self._variables, signal.SIGINT)  # "fast": open sessions are ended
 
     def ready(self, place: Place) -> bool:
@@ -90,10 +90,11 @@ class Postgres:
         )
 
     def _must(self, tool: str, arguments: list[str], text: str = "") -> None:
-        done = self._run([*_somebody(), self._tool(tool), *arguments], text)
+        done = self._run([*somebody(), self._tool(tool), *arguments], text)
         if done.returncode:
             raise Unavailable(f"postgres: {tool} failed: {done.stdout.strip()[-800:]}")
 
 
-def _somebody() -> list[str]:
+def somebody() -> list[str]:
+    """Return what stands before a command that refuses to be root: a user namespace in which we are somebody else."""
     return ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import xxhash
 
-from services.console.control import Done, follow
+from services.console.control import Done, commanded, decided
 from services.console.seen import Seen
 from shared.contracts import messages as m
+from shared.contracts.life import RunState
 from shared.contracts.run import Purpose
-from shared.contracts.words import Words
-from shared.ledger.transitions import RunState
+from shared.contracts.statuses import Statuses
 
 ALERTS = 200  # the newest are kept
 DONE = 200  # actions on a run that are kept
@@ -73,7 +73,9 @@ class RunBoard:
     run: str
     state: RunState = RunState.announced
     reason: str = ""
-    done: list[Done] = field(default_factory=list)  # the newest words of runs.control, in their order
+    answered: str = ""  # id of the command that the scheduler has answered last
+    beside: bool = False  # it was started beside others, and has a trainer and engines of its own
+    done: list[Done] = field(default_factory=list)  # the newest commands and decisions, by time
     incarnation: int = 0
     serial: int = -1  # the highest published version
     versions: dict[int, int] = field(default_factory=dict)  # published serial -> its step
@@ -86,6 +88,11 @@ class RunBoard:
     lost: Seen = field(default_factory=Seen)  # lives of attempts (attempt, epoch) that infrastructure ended
     unlisted: Tally = field(default_factory=Tally)  # the last training attempts of those that are listed no more
     evals: dict[str, m.EvalFinished] = field(default_factory=dict)
+
+    @property
+    def starting(self) -> bool:
+        """Whether it was commanded to start, and the scheduler has not answered yet."""
+        return self.state is RunState.announced and any(one.action == "start" for one in self.done)
 
     @property
     def failed(self) -> int:
@@ -118,7 +125,7 @@ class RunBoard:
 class Board:
     def __init__(self, attempts_per_run: int) -> None:
         self._attempts_per_run = attempts_per_run
-        self._words = Words()
+        self._statuses = Statuses()
         self._listed: OrderedDict[str, RunBoard] = OrderedDict()  # the one that practised last at the end
         self.runs: dict[str, RunBoard] = {}
         self.replicas: dict[str, m.PolicyApplied] = {}  # each one's last word, the newest at the end
@@ -142,8 +149,10 @@ class Board:
             return
         run = self.runs.get(message.run) or self.runs.setdefault(message.run, RunBoard(message.run))
         match message:
-            case m.RunControl():
-                self._control(run, message, at)
+            case m.RunCommand():
+                _note(run, commanded(message, at))
+            case m.RunStatus():
+                self._stand(run, message)
             case m.IncarnationStarted():
                 if message.incarnation >= run.incarnation:
                     run.incarnation = message.incarnation
@@ -173,18 +182,14 @@ class Board:
             if (other.pool, other.run) == ("rollout", message.run) and other.serial < message.serial:
                 self.overtaken.setdefault(name, at)
 
-    def _control(self, run: RunBoard, message: m.RunControl, at: float) -> None:
-        if not self._words.count(message):
+    def _stand(self, run: RunBoard, status: m.RunStatus) -> None:
+        before = self._statuses.of(status.run)
+        if not self._statuses.hear(status):
             return
-        what = f"rollback to version {message.serial}" if message.action == "rollback" else message.action
-        done = Done(at, what, message.by, message.reason)
-        if at and done in run.done:  # the log is read again from its beginning
-            return
-        if not message.number or message.by == m.BY_SCHEDULER:  # else the answer to a word that stands there already
-            run.done = [*run.done, done][-DONE:]
-        state = follow(run.state, message.action)
-        if state is not run.state or message.action == "finished":
-            run.state, run.reason = state, message.reason
+        if (done := decided(before, status)) is not None:
+            _note(run, done)
+        run.state, run.reason, run.answered = status.state, status.reason, status.answers or run.answered
+        run.beside = status.beside
 
     def _score(self, run: RunBoard, scored: m.RolloutScored) -> None:
         if not run.heard.add(scored.key.attempt):  # the first verdict wins
@@ -201,3 +206,9 @@ class Board:
         run.scored += 1
         run.stops[scored.stop.value] += 1
         run.tallies.setdefault(scored.oldest_version, Tally()).add(scored)
+
+
+def _note(run: RunBoard, done: Done) -> None:
+    """The two topics come in any order among each other, and again from their beginning."""
+    if not done.at or done not in run.done:
+        run.done = sorted([*run.done, done], key=lambda one: one.at)[-DONE:]

@@ -1,32 +1,19 @@
-"""What a person may do to a run, by the state that it is in, and what was done when. Pure."""
+"""What was done to a run, and when. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from shared.ledger.transitions import RUN_MOVES, RunState
+from shared.contracts.messages import BY_SCHEDULER, RunCommand, RunStatus
+from shared.contracts.statuses import decided_by, is_decision
 
-Action = Literal["pause", "resume", "stop", "rollback"]
-LEADS_TO = {
-    "start": RunState.running,
-    "resume": RunState.running,
-    "pause": RunState.paused,
-    "stop": RunState.stopping,
-    "finished": RunState.finished,
-}
 REASON_CHARS = 500
-# A finished run is gone on with by `etude`, with a larger budget: by itself it would end again at once.
-_OFFERED: dict[RunState, tuple[Action, ...]] = {
-    RunState.running: ("pause", "rollback", "stop"),
-    RunState.paused: ("resume", "rollback", "stop"),
-    RunState.stopping: ("resume",),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One message of `runs.control`. `at`: Unix seconds by its sender's clock, 0 where it did not say. `action`: in words."""
+    """A command to a run, or a decision of the scheduler. `at`: Unix seconds by its sender's clock, 0 where it did not say.
+    `action`: in words."""
 
     at: float
     action: str
@@ -34,11 +21,14 @@ class Done:
     reason: str
 
 
-def allowed(state: RunState) -> tuple[Action, ...]:
-    return _OFFERED.get(state, ())
+def commanded(command: RunCommand, at: float) -> Done:
+    going_back = command.action == "rollback"
+    what = f"rollback to version {command.serial}" if going_back else command.action
+    return Done(at, what, command.by, command.reason)
 
 
-def follow(state: RunState, action: str) -> RunState:
-    """Where a run is after this word, as the scheduler takes it: one that does not fit its state changes nothing."""
-    target = LEADS_TO.get(action, state)
-    return target if action == "finished" or target in RUN_MOVES[state] else state
+def decided(before: RunStatus | None, now: RunStatus) -> Done | None:
+    """Return what was done between two statuses of a run other than by a command; None: nothing. `before`: None: none was heard."""
+    if now.damaged not in (-1, before.damaged if before else -1):
+        return Done(now.number / 1000, f"version {now.damaged} is damaged: to be published again", BY_SCHEDULER, "")
+    return Done(now.since, f"is {now.state}", decided_by(now), now.reason) if is_decision(before, now) else None

@@ -14,10 +14,11 @@ from services.console.charts import Series, line_chart
 
 # Figures of a step by the names that the trainer gives them; those not named here follow in alphabetical order.
 FIRST_METRICS = ("entropy", "mismatch_k3", "importance_clipped_share", "tokens_sampled", "grad_norm", "loss")
+GAIN = "solved_gain"
 SECONDS = "seconds_"  # those share a chart
 MOST_SERIES = 4  # colours
 HEADLINES = 6  # of `curves`: what one looks at; the others say why
-_SHOWN_ELSEWHERE = {"age_max"}  # as the curve of the ages
+_SHOWN_ELSEWHERE = {"age_max", GAIN}  # as curves of their own
 _OF_ONE_VERSION = re.compile(r"_version_\d+$")  # one figure per version and step: too many for curves
 
 
@@ -61,6 +62,10 @@ def curves(run: RunBoard) -> list[Curve]:
             percent=True,
         ),
     ]
+    gains = [(number, step.metrics[GAIN]) for number, step in steps if GAIN in step.metrics]
+    if gains:
+        told = "solved beyond what the policy of the run's first groups would solve of the same problems, by estimate"
+        found.insert(2, Curve("Gain at equal difficulty", told, (Series("gain", gains),), "step", percent=True))
     ages = [(number, step.age) for number, step in steps]
     found.append(Curve("Age", "greatest age of a trained sample, in steps", (Series("age", ages),), "step"))
     names = {name for _, step in steps for name in step.metrics if not _OF_ONE_VERSION.search(name)} - _SHOWN_ELSEWHERE

@@ -35,7 +35,7 @@ class Given:
 
 
 def given(scored: RolloutScored, graded: Graded | None, segments: Sequence[Segment]) -> list[Given]:
-    """Every term by name, then what was found without one. `graded`: None where it cannot be read."""
+    """Every term by name, then findings without a weight, then terms without an answer. `graded`: None where it cannot be read."""
     findings = graded.findings if graded else {}
     rows = []
     for term, value in sorted(scored.terms.items()):
@@ -54,6 +54,8 @@ def given(scored: RolloutScored, graded: Graded | None, segments: Sequence[Segme
     for term, finding in sorted(findings.items()):
         if term not in scored.terms:
             rows.append(Given(term, None, tuple(_points(finding, segments))))
+    for term, reason in sorted(graded.quarantined.items()) if graded else ():
+        rows.append(Given(term, None, (Point(f"no answer: {reason}"),)))
     return rows
 
 

@@ -49,7 +49,7 @@ _MEANT = {
     ("rollout", "inference"): "tokens",
     ("trainer", "groups"): t.GROUPS_READY.name,
     ("scheduler", "a rollout worker"): t.ROLLOUTS_REQUESTED.name,
-    ("scheduler", "room"): t.GROUPS_READY.name,
+    ("scheduler", "admitting"): t.GROUPS_READY.name,
     ("scheduler", "an inference replica"): "tokens",
     ("scheduler", "problems"): t.PROBLEMS_ADMITTED.name,
     ("reward", "graders"): "jobs",

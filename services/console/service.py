@@ -13,7 +13,8 @@ from shared.contracts.codec import sent_at
 from shared.telemetry import Health
 
 TOPICS = (
-    t.RUNS_CONTROL,
+    t.RUNS_COMMANDS,
+    t.RUNS_STATE,
     t.STEPS_COMMITTED,
     t.ROLLOUTS_FINISHED,  # for those that a worker lost; as many messages as the next has
     t.ROLLOUTS_SCORED,

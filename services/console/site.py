@@ -20,6 +20,7 @@ from multidict import MultiDictProxy
 from services.console.access import Failures, Person, Session, Sessions, Tokens
 from services.console.board import Board, RunBoard
 from services.console.config import ConsoleSettings
+from services.console.excerpts import Masked
 from services.console.library import Library
 from services.console.watcher import Watcher
 from shared.bus import Bus
@@ -90,7 +91,9 @@ def templates() -> jinja2.Environment:
     """Autoescape for everything; in every value that is text, secrets masked and control characters made visible."""
 
     def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) or not isinstance(value, str) else visible(masked(value))
+        if isinstance(value, Markup) or not isinstance(value, str):
+            return value
+        return visible(value if isinstance(value, Masked) else masked(value))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("services.console"),

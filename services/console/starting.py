@@ -1,7 +1,7 @@
 """A new run like one that was: when that may be, and with which configuration. Pure.
 
 A trainer and the engines follow the run that was started last, and do not come back to an earlier one: as by `etude start`, no
-run is started beside one that goes on.
+run is started while they are needed by one that goes on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from services.console.board import RunBoard
+from shared.contracts.life import UNFINISHED
 from shared.contracts.run import Ref, RunConfig
-from shared.ledger.transitions import RunState
 
 MOST = {"seed": 2**31 - 1, "max_steps": 10**9, "minutes": 10**6}
-UNFINISHED = (RunState.running, RunState.paused, RunState.stopping)
 SHOWN = 3  # runs named in a refusal
 
 
@@ -26,7 +25,11 @@ class Unfit(ValueError):
 
 def in_the_way(runs: Iterable[RunBoard]) -> str:
     """Why none may be started now; empty: one may."""
-    going = [f"{run.run} is {run.state.value}" for run in runs if run.state in UNFINISHED]
+    going = [
+        f"{run.run} is {run.state.value}"
+        for run in runs
+        if (run.state in UNFINISHED and not run.beside) or run.starting
+    ]
     if not going:
         return ""
     more = f" and {len(going) - SHOWN} more" if len(going) > SHOWN else ""
@@ -51,6 +54,7 @@ def refs(config: RunConfig) -> list[Ref]:
         config.pack,
         config.pack_hidden,
         config.surprise,
+        config.probe,
         config.eval_pack,
         config.eval_pack_hidden,
     )

@@ -1,7 +1,8 @@
 """Makes and admits problems.
 
-Owns: the making of packs from installed code (`cli`: `etude tasks mutate`), the admission gate.
-Consumes: `runs.control` (start), the pack, its hidden part and the base policy's chat format from the object store.
+Owns: the making of packs from installed code and from projects (`mutate`: `etude tasks mutate`), the admission gate.
+Consumes: `runs.state` (runs whose problems are not all admitted), as one of a group; the pack, its hidden part and
+    the base policy's chat format from the object store.
 Produces: `problems.admitted`, `alerts` for what the gate refuses.
 
 Invariants:

@@ -6,8 +6,9 @@ import asyncio
 
 from services.curator.config import CuratorConfig
 from services.curator.service import serve
-from shared import objects, sandbox
+from shared import objects
 from shared.bus.watched import opened
+from shared.environments.places import opened_places
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 
@@ -18,11 +19,9 @@ async def run(settings: CuratorConfig) -> None:
         Health("curator", settings) as health,
         opened(settings.bus_url, health) as messages,
     ):
-        functions = sandbox.connect(settings.sandbox, settings.curator_sandboxes)
-        try:
-            await serve(settings, messages, objects.connect(settings.objects_url), functions, health, stop)
-        finally:
-            await functions.close()
+        store = objects.connect(settings.objects_url)
+        async with opened_places(settings, settings.curator_sandboxes, store, settings.sandbox) as places:
+            await serve(settings, messages, store, places, health, stop)
 
 
 def main() -> None:

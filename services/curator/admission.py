@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shared.contracts.messages import Alert, ProblemAdmitted
 from shared.contracts.run import RunConfig
 from shared.problems.schema import Problem
 
 _BATCH_BYTES = 48 * 1024  # of 64 KiB that a message may have
+_PER_PROBED = 24  # two numbers
 _PER_PROBLEM = 12  # quotes, brackets and commas around id, category and cell
 # Nats. Narrow where attempts of a group differ most; beyond the last, hardly anything is ever solved.
 BANDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0)
@@ -17,31 +19,56 @@ _EXAMPLES = 20
 _EXAMPLE_CHARS = 400
 
 
-def category(problem: Problem, nats: float | None) -> str:
-    """What the hardness estimate counts the problem among: the pack's category, and its band of surprise as one tag more."""
-    return problem.category if nats is None else f"{problem.category}/surprise-{bisect(BANDS, nats):02d}"
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of problems before the run, by id; nothing is known of those that are left out.
+
+    `surprise`: nats. `levels`: tags (`services.curator.levels`). `probed`: attempts that a probe made, and how many of them were
+    solved."""
+
+    surprise: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    probed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def admitted(
-    config: RunConfig, problems: Sequence[Problem], surprise: Mapping[str, float] | None = None
-) -> Iterator[ProblemAdmitted]:
-    """`surprise`: problem id -> nats, for the problems of which it is known."""
-    batch: dict[str, tuple[str, str]] = {}
+def admitted(config: RunConfig, problems: Sequence[Problem], known: Known = Known()) -> Iterator[ProblemAdmitted]:
+    batch: list[Problem] = []
     size = 0
     for problem in problems:
-        among = category(problem, (surprise or {}).get(problem.id))
-        own = _PER_PROBLEM + sum(len(text.encode()) for text in (problem.id, among, problem.cell))
+        own = _bytes(problem, known)
         if batch and size + own > _BATCH_BYTES:
-            yield _message(config, batch)
-            batch, size = {}, 0
-        batch[problem.id] = (among, problem.cell or problem.id)
-        size += own + (0 if problem.cell else len(problem.id))
+            yield _message(config, batch, known)
+            batch, size = [], 0
+        batch.append(problem)
+        size += own
     if batch:
-        yield _message(config, batch)
+        yield _message(config, batch, known)
 
 
-def _message(config: RunConfig, batch: dict[str, tuple[str, str]]) -> ProblemAdmitted:
-    return ProblemAdmitted(run=config.run, pack=config.pack, pack_hidden=config.pack_hidden, problems=batch)
+def _bytes(problem: Problem, known: Known) -> int:
+    """Return how much room a problem takes in a message, at most."""
+    names = (problem.id, _category(problem, known), problem.cell or problem.id)
+    again = _PER_PROBLEM + _PER_PROBED + len(problem.id.encode()) if problem.id in known.probed else 0
+    return _PER_PROBLEM + sum(len(text.encode()) for text in names) + again
+
+
+def _category(problem: Problem, known: Known) -> str:
+    """Return what the hardness estimate counts the problem among: the pack's category, then a tag for each of its levels and one
+    for its band of surprise."""
+    tags = list(known.levels.get(problem.id, ()))
+    if problem.id in known.surprise:
+        tags.append(f"surprise-{bisect(BANDS, known.surprise[problem.id]):02d}")
+    return "/".join((problem.category, *tags))
+
+
+def _message(config: RunConfig, batch: Sequence[Problem], known: Known) -> ProblemAdmitted:
+    return ProblemAdmitted(
+        run=config.run,
+        pack=config.pack,
+        pack_hidden=config.pack_hidden,
+        problems={problem.id: (_category(problem, known), problem.cell or problem.id) for problem in batch},
+        probed={problem.id: known.probed[problem.id] for problem in batch if problem.id in known.probed},
+    )
 
 
 def refused(run: str, reasons: dict[str, str], of: int) -> Alert:

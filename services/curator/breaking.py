@@ -11,12 +11,12 @@ import xxhash
 from services.curator.bench import ENDLESS, Item, budgeted, execute
 from services.curator.fuzz import MAX_SHOWN, MAX_VISIBLE, Recorded, shown
 from services.curator.mine import Function
+from shared.environments.function.runs import got, passes
 from shared.problems.mutations import Mutant, Mutations
-from shared.problems.schema import Case, Hidden, Problem
+from shared.problems.schema import Case, FunctionHidden, FunctionProblem
 from shared.problems.values import show
 from shared.sandbox import CallResult
 from shared.sandbox.pool import FunctionPool
-from shared.sandbox.problems import passes
 
 FILE = "solution.py"
 MIN_FAILING = 3
@@ -29,7 +29,7 @@ MAX_CRASHING = 0.75
 _WEIGHTS = {"target": 0.3, "variable": 0.7, "string": 0.7, "exception": 0.5, "default": 0.6}
 
 
-Made = tuple[Problem, Hidden]
+Made = tuple[FunctionProblem, FunctionHidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ def noticed(cases: Sequence[Case], results: Sequence[CallResult]) -> list[int]:
     return failing if len(failing) >= MIN_FAILING and crashes <= MAX_CRASHING * len(failing) else []
 
 
-def problem(function: Function, licence: str, cases: Sequence[Case], broken: Broken) -> tuple[Problem, Hidden] | None:
+def problem(
+    function: Function, licence: str, cases: Sequence[Case], broken: Broken
+) -> tuple[FunctionProblem, FunctionHidden] | None:
     """None where no two or three failing cases are short enough to be shown, or too few would stay hidden."""
     rng = random.Random(f"visible {function.key} {broken.mutant.source}")
     visible = _visible(cases, broken, rng)
@@ -83,19 +85,19 @@ def problem(function: Function, licence: str, cases: Sequence[Case], broken: Bro
         return None
     name = "p-" + xxhash.xxh3_128_hexdigest(f"{function.key}\0{broken.mutant.source}".encode())[:20]
     return (
-        Problem(
+        FunctionProblem(
             id=name,
             category=f"debugging/{broken.mutant.kind}",  # for the hardness estimate; no chat format shows it
             prompt=f"`{function.entry}` has a bug in one line: make it return what the tests expect.",
             files={FILE: broken.mutant.source},
             entry=function.entry,
             visible=[cases[index] for index in visible],
-            actual=[broken.results[index].value or broken.results[index].error for index in visible],
+            actual=[got(cases[index], broken.results[index]) for index in visible],
             cell=function.key,
             origin=function.origin,
             licence=licence,
         ),
-        Hidden(
+        FunctionHidden(
             id=name,
             cases=[cases[index] for index in hidden],
             solution={FILE: function.source},
@@ -130,8 +132,7 @@ def verified(pool: FunctionPool, function: Function, made: Sequence[Made]) -> li
     if not made:
         return []
     entry = function.entry
-    cases = list(dict.fromkeys((case.args, case.expected) for p, h in made for case in (*p.visible, *h.cases)))
-    every = [Case(args=args, expected=expected) for args, expected in cases]
+    every = list(dict.fromkeys(case for p, h in made for case in (*p.visible, *h.cases)))
     items = [Item(made[0][1].solution[FILE], entry, tuple(case.args for case in every))]
     items += [Item(p.files[FILE], entry, tuple(c.args for c in (*p.visible, *h.cases))) for p, h in made]
     oracle, *results = execute(pool, items, forbidden=(function.module,))
@@ -139,7 +140,7 @@ def verified(pool: FunctionPool, function: Function, made: Sequence[Made]) -> li
         return []
     kept = []
     for (p, h), own in zip(made, results, strict=True):
-        shown_now = [result.value or result.error for result in own[: len(p.visible)]]
+        shown_now = [got(case, result) for case, result in zip(p.visible, own, strict=False)]
         fails = [not passes(case, result) for case, result in zip((*p.visible, *h.cases), own, strict=True)]
         if shown_now == p.actual and any(fails[: len(p.visible)]) and any(fails[len(p.visible) :]):
             kept.append((p, h))

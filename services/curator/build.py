@@ -27,15 +27,18 @@ import msgspec
 import xxhash
 
 from services.curator import breaking, fuzz, mine
+from services.curator.folder import inventory_of
 from services.curator.mine import Function, Inventory, SourceFile
+from shared.objects import Objects
+from shared.output import require_folder
 from shared.problems import pack, values
-from shared.problems.schema import Hidden, Problem
+from shared.problems.schema import FunctionHidden, FunctionProblem
 from shared.problems.signatures import Known, Signatures, read_signatures
 from shared.problems.splits import SPLITS, share
 from shared.sandbox import FunctionRun, Limits, SandboxUnavailable, connect
 from shared.sandbox.pool import FunctionPool
 
-GENERATOR = 4  # raise it when the same code would give another pack
+GENERATOR = 5  # raise it when the same code would give another pack
 FORMAT = "etude-pack-1"
 OWN = "own"  # key of a pack that was imported: it cannot be made again from what is installed
 # Problems of one function at most: the curves measure skill on functions, not on variants of a few.
@@ -62,7 +65,7 @@ class Text(msgspec.Struct, kw_only=True):
 class Made:
     """What one process made of a chunk."""
 
-    problems: list[tuple[str, Problem, Hidden]] = field(default_factory=list)  # with their split
+    problems: list[tuple[str, FunctionProblem, FunctionHidden]] = field(default_factory=list)  # with their split
     recorded: int = 0
 
 
@@ -85,15 +88,17 @@ def build(
     processes: int = 2,
     exclude: Path | None = None,
     also: Path | None = None,
+    folder: Path | None = None,
     limit: int = 0,
     progress: Progress = lambda stage, done, of: None,
 ) -> dict[str, Any]:
     """Writes the pack into `out`, whole or not at all, and returns its manifest. A pack already there and made from the
-    same things is left as it is. `also`: a directory of distributions beside the installed ones. `limit`: at most so many
+    same things is left as it is. `also`: a directory of distributions beside the installed ones. `folder`: source code that is read
+    instead of both. `limit`: at most so many
     files, for a quick look. Raises SandboxUnavailable, and ValueError for a sandbox or a file of signatures that is none,
     and for a directory that holds anything but such a pack."""
     _refuse_others(out)
-    inventory = mine.inventory(also)
+    inventory = mine.inventory(also) if folder is None else inventory_of(folder)
     if limit:
         inventory.files.sort(key=lambda file: share(f"limit {file.distribution}:{file.module}"))
         del inventory.files[limit:]
@@ -102,6 +107,7 @@ def build(
     ready = read_manifest(out)
     if ready is not None and ready["key"] == key and _intact(out, ready):
         return ready
+    require_folder(out, "--out")
     carried = _carried(sandbox)
     with _workers(processes, sandbox) as workers:
         functions = _mine(workers, inventory, progress)
@@ -257,13 +263,25 @@ def _write(out: Path, key: str, inventory: Inventory, functions: Sequence[Functi
     return _store(out, splits, {pack.PRETRAIN: pack.write(texts)}, facts)
 
 
-def write_own(out: Path, splits: Mapping[str, Sequence[tuple[Problem, Hidden]]]) -> dict[str, Any]:
-    """A pack of problems that have passed the gate."""
-    return _store(out, {split: list(problems) for split, problems in splits.items()}, {}, {"key": OWN})
+def write_own(
+    out: Path,
+    splits: Mapping[str, Sequence[tuple[Any, Any]]],
+    objects: Objects,
+    others: Mapping[str, bytes] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write a pack of problems that have passed the gate. `objects`: where the trees lie that they need. `others`: further files.
+    `facts`: what the manifest says besides."""
+    own = {split: list(problems) for split, problems in splits.items()}
+    return _store(out, own, dict(others or {}), {**(facts or {}), "key": OWN}, objects)
 
 
 def _store(
-    out: Path, splits: dict[str, list[tuple[Problem, Hidden]]], others: dict[str, bytes], facts: dict[str, Any]
+    out: Path,
+    splits: dict[str, list[tuple[Any, Any]]],
+    others: dict[str, bytes],
+    facts: dict[str, Any],
+    objects: Objects | None = None,
 ) -> dict[str, Any]:
     """The directory appears whole, in place of an older one, or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -276,13 +294,17 @@ def _store(
             (folder / pack.file_name(split, "hidden")).write_bytes(pack.write(hidden for _, hidden in problems))
         for file, data in others.items():
             (folder / file).write_bytes(data)
+        files = sorted(folder.iterdir())
+        if objects is not None:
+            for problems in splits.values():
+                pack.keep_trees((public for public, _ in problems), objects, folder)
         manifest = {
             "format": FORMAT,
             "generator": GENERATOR,
             "python": platform.python_version(),
             "splits": {split: _counts(problems) for split, problems in splits.items()},
             "verified": True,
-            "checksums": {path.name: _checksum(path) for path in sorted(folder.iterdir())},
+            "checksums": {path.name: _checksum(path) for path in files},
             **facts,
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
@@ -297,11 +319,11 @@ def _checksum(path: Path) -> str:
     return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
-def _counts(problems: Sequence[tuple[Problem, Hidden]]) -> dict[str, Any]:
+def _counts(problems: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     return {
         "problems": len(problems),
         "functions": len({public.cell for public, _ in problems}),
-        "kinds": dict(sorted(Counter(hidden.bug for _, hidden in problems).items())),
+        "kinds": dict(sorted(Counter(getattr(hidden, "bug", public.kind) for public, hidden in problems).items())),
         "distributions": dict(sorted(Counter(public.origin.split(":")[0] for public, _ in problems).items())),
     }
 

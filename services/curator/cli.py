@@ -3,116 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-import time
 from collections.abc import Mapping
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-import shared
-from services.curator import build
-from shared.formats import Format
-from shared.formats.fitting import gated, read_fitting
-from shared.formats.registry import UnknownFormat, load_format
-from shared.problems import Hidden, Problem
+from services.curator import build, images, mutate, own, sources
+from services.curator import check as checking
+from services.curator.mutate import SandboxKind
+from shared.environments import InfrastructureError
+from shared.objects.directory import DirectoryObjects
+from shared.output import require_folder, require_writable
+from shared.problems import FunctionHidden, Hidden, Problem, ProblemError
+from shared.problems.importing import STORE
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
-from shared.sandbox import SandboxUnavailable, connect, gate
+from shared.renderers import Renderer
+from shared.renderers.registry import UnknownFormat, load_renderer
+from shared.sandbox import SandboxUnavailable
 from shared.visible import visible
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Make problems from installed code, and look at them."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make problems from code, and look at them.")
 console = Console(stderr=True)
 _NO_SPLITS = "none: no *.public.jsonl.zst there"
 T = TypeVar("T", Problem, Hidden)
-SandboxKind = Annotated[
-    str, typer.Option(envvar="ETUDE_SANDBOX", help="bubblewrap, or process for code that you trust.")
-]
 
 
-@app.command()
-def mutate(
-    out: Annotated[Path, typer.Option(help="Directory of the pack; made or replaced as a whole.")],
-    sandbox: SandboxKind = "bubblewrap",
-    processes: Annotated[int, typer.Option(min=1, max=64, help="Processes that work at a time.")] = 2,
-    exclude_signatures: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Functions that the base policy was trained on; they leave rl, dev and held_out. Default: those that "
-            "ship with the base policy.",
-        ),
-    ] = None,
-    include_seen: Annotated[bool, typer.Option(help="Keep functions that the base policy was trained on.")] = False,
-    also: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Distributions beside the installed ones (make corpus)."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Read so many files only; 0: all.")] = 0,
-) -> None:
-    """Repair problems from the standard library and the installed distributions, with hidden tests of their own."""
-    started = time.monotonic()
-    columns = (TextColumn("{task.description:<40}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    try:
-        with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
-            tasks: dict[str, Any] = {}
-
-            def progress(stage: str, done: int, of: int) -> None:
-                if stage not in tasks:
-                    tasks[stage] = bars.add_task(stage, total=of)
-                bars.update(tasks[stage], completed=done, total=of)
-
-            manifest = build.build(
-                out,
-                sandbox=sandbox,
-                processes=processes,
-                exclude=None if include_seen else exclude_signatures or _shipped_signatures(),
-                also=also,
-                limit=limit,
-                progress=progress,
-            )
-    except BrokenProcessPool:
-        console.print(
-            "tasks mutate: a worker process was killed, probably for memory: try --processes 1", soft_wrap=True
-        )
-        raise typer.Exit(2) from None
-    except (SandboxUnavailable, ValueError, OSError) as error:
-        console.print(f"tasks mutate: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    console.print(_summary(manifest))
-    console.print(f"{out}: {time.monotonic() - started:.0f} s", markup=False, soft_wrap=True)
-
-
-def _shipped() -> Path:
-    """The base policy that is part of the package."""
-    return Path(shared.__file__).resolve().parent.parent / "etude" / "data" / "base"
-
-
-def _shipped_signatures() -> Path | None:
-    """None where no base policy is part of the package yet. Raises FileNotFoundError where its signatures alone are left out."""
-    path = _shipped() / "signatures.npz"
-    if path.is_file():
-        return path
-    if (path.parent / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{path}: missing, so nobody knows what the base policy has seen; the image light goes without it: use worker or demo, "
-            "or --exclude-signatures FILE, or --include-seen"
-        )
-    return None
+app.command()(mutate.mutate)
+app.command()(images.images)
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Problems of your own, one JSON object a line (docs/problems.md).")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|SOURCE",
+            help="Problems of your own, one JSON object a line (docs/problems.md); or a source, then PATH is read: "
+            f"{', '.join(sources.names())}.",
+        ),
+    ],
+    path: Annotated[Path | None, typer.Argument(help="Of a source: its file of rows, or its folder of tasks.")] = None,
+    *,
     out: Annotated[Path, typer.Option(help="Directory of the pack; it must not exist yet.")],
+    repos: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Of a source: the folder of git clones, bundles or archives."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Of a source: the file that `etude tasks images --out` wrote; each problem begins with its row's image.",
+        ),
+    ] = None,
+    agent: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="Of a source: the shell command of an agent of others, which works in every problem (docs/agents.md); left out: "
+            "the agent is ours.",
+        ),
+    ] = "",
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -125,7 +84,9 @@ def import_(
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="The policy whose chat format must fit the problems; the one that ships where left out."),
+        typer.Option(
+            help="The policy whose chat format must fit the problems; left out: functions must fit the one that ships."
+        ),
     ] = None,
     sandbox: SandboxKind = "bubblewrap",
 ) -> None:
@@ -137,39 +98,59 @@ def import_(
         raise typer.BadParameter(
             f"found --held-out {held_out:g} and --split {split}; give one of them", param_hint="--held-out"
         )
+    if agent and path is None:
+        raise typer.BadParameter(
+            "found a file of your own; allowed: with a source. A line names its agent in field 'agent'",
+            param_hint="--agent",
+        )
     try:
-        chat = _format(checkpoint or _shipped())
-        fitting = read_fitting(file, chat)
-        fitting = gated(file, fitting, asyncio.run(_gate(fitting.pairs, sandbox)), chat)
+        require_folder(out, "--out")
+        found = own.from_source(str(file), path, repos, images, agent) if path else own.from_file(_no_source(file))
+        fitting = own.checked(
+            path or file, found.lines, lambda: _format(checkpoint or mutate.shipped()), bool(checkpoint), sandbox
+        )
     except (ValueError, SandboxUnavailable) as error:  # of the file: ProblemError; of the checkpoint: its format's
         _tell(f"tasks import: {error}")
         raise typer.Exit(2) from None
+    if found.rows:
+        console.print(found.table(fitting))
+        if not fitting.lines:
+            raise typer.Exit(1)
     for said in filter(None, (fitting.left_out(), fitting.doubt(), fitting.unproven())):
         _tell(f"{file}: {said}")
     passed = fitting.pairs
     total = f"{len(passed)} of {len(passed) + fitting.without} problems"
     share = HELD_OUT if held_out is None else held_out
-    splits: Mapping[str, list[tuple[Problem, Hidden]]] = {split: passed} if split else own_splits(passed, share)
+    splits: Mapping[str, list[tuple[Any, Any]]] = {split: passed} if split else own_splits(passed, share)
     if empty := [name for name, members in splits.items() if not members]:
         _tell(_nothing_for(empty[0], passed, share))
         raise typer.Exit(1)
     try:
-        build.write_own(out, splits)
+        build.write_own(out, splits, DirectoryObjects(STORE))
     except OSError as error:
         _tell(f"tasks import: --out {out}: cannot be written: {error.strerror}; give a new directory elsewhere")
         raise typer.Exit(2) from None
     _tell(f"{out}: {total}, " + ", ".join(f"{len(members)} in {name}" for name, members in splits.items()))
 
 
-def _format(checkpoint: Path) -> Format:
+def _no_source(file: Path) -> Path:
+    """Raises ValueError for the name of a source without its path."""
+    if not file.exists() and str(file) in sources.names():
+        raise ValueError(
+            f"found the source {str(file)!r} without PATH; allowed: its file of rows, or its folder of tasks, behind it"
+        )
+    return file
+
+
+def _format(checkpoint: Path) -> Renderer:
     """Raises ValueError."""
     try:
-        return load_format(checkpoint)
+        return load_renderer(checkpoint)
     except UnknownFormat as error:
         raise ValueError(f"--checkpoint {error}") from None
 
 
-def _nothing_for(split: str, passed: list[tuple[Problem, Hidden]], share: float) -> str:
+def _nothing_for(split: str, passed: list[tuple[Any, Any]], share: float) -> str:
     cells = len({problem.cell or problem.id for problem, _ in passed})
     return (
         f"tasks import: nothing is left for {split}: --held-out {share:g} is the share of the cells that a hash of their names "
@@ -182,12 +163,43 @@ def _tell(text: str) -> None:
     console.print(visible(text), markup=False, soft_wrap=True)
 
 
-async def _gate(pairs: list[tuple[Problem, Hidden]], sandbox: str) -> list[gate.Outcome]:
-    functions = connect(sandbox, 2)
+@app.command()
+def check(
+    path: Annotated[
+        Path, typer.Argument(exists=True, help="Problems, one JSON object a line, or the folder of a pack.")
+    ],
+    quarantine: Annotated[
+        Path | None, typer.Option(help="Write the refused problems and the evidence here, one JSON object a line.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of JSON objects.")] = False,
+    sandbox: SandboxKind = "bubblewrap",
+) -> None:
+    """Grade what each problem's admission asks for: its solution, no change, and cheats, three times where results could differ.
+    Exit code 1: a problem is quarantined; 2: none could be checked."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     try:
-        return await gate.check(functions, pairs)
-    finally:
-        await functions.close()
+        if quarantine:
+            require_writable(quarantine, "--quarantine")
+        pairs = checking.read(path)
+        with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+            bar = bars.add_task("problems", total=len(pairs))
+            rows = asyncio.run(checking.checked(pairs, sandbox, lambda done: bars.update(bar, completed=done)))
+    except KeyError as error:
+        _tell(f"tasks check: {path}: problem {error.args[0]!r} has no hidden part; allowed: packs with both parts")
+        raise typer.Exit(2) from None
+    except (ProblemError, SandboxUnavailable, InfrastructureError, OSError, ValueError) as error:
+        _tell(f"tasks check: {error}")
+        raise typer.Exit(2) from None
+    objects = [dataclasses.asdict(row) for row in rows]
+    bad = [row for row in objects if row["outcome"] == "quarantined"]
+    if quarantine:
+        quarantine.write_text("".join(json.dumps(row) + "\n" for row in bad))
+    if as_json:
+        print(json.dumps(objects, indent=1))
+    else:
+        console.print(checking.table(rows))
+    if bad:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -204,7 +216,7 @@ def show(
             if not problem:
                 print("\n".join(map(visible, public.ids)))
             elif problem in public:
-                print(_plain(export_line(public[problem], _hidden(pack, name, problem))))
+                print(_plain(_shown(pack, name, public[problem])))
                 console.print(f"{problem}: split {name}", markup=False, soft_wrap=True)
                 return
     except FileNotFoundError:
@@ -224,13 +236,15 @@ def show(
         raise typer.Exit(2)
 
 
-def _hidden(pack: Path, split: str, problem: str) -> Hidden:
-    """An empty one where the pack is here without its hidden part. Raises KeyError."""
+def _shown(pack: Path, split: str, problem: Problem) -> str:
+    """As a line; without its hidden part where the pack is here without it. Raises KeyError."""
     path = pack / file_name(split, "hidden")
-    if not path.exists():
-        console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
-        return Hidden(id=problem, cases=[])
-    return _lines(path, Hidden)[problem]
+    if path.exists():
+        return export_line(problem, _lines(path, Hidden)[problem.id])
+    console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
+    if problem.kind == "function":
+        return export_line(problem, FunctionHidden(id=problem.id, cases=[]))
+    return msgspec.json.encode(problem).decode()
 
 
 def _lines(path: Path, kind: type[T]) -> Lines[T]:
@@ -244,14 +258,6 @@ def _lines(path: Path, kind: type[T]) -> Lines[T]:
 def _plain(line: str) -> str:
     """The same JSON, with what would steer a terminal or the order of reading as escapes."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
-
-
-def _summary(manifest: dict[str, Any]) -> Table:
-    table = Table("split", "problems", "functions", "kinds")
-    for split, counts in manifest["splits"].items():
-        table.add_row(split, str(counts["problems"]), str(counts["functions"]), str(len(counts["kinds"])))
-    table.add_row("pretrain", "", str(manifest["functions"]["pretrain"]), "")
-    return table
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def _round(pool: FunctionPool, states: Sequence[_State]) -> None:
             if choice:
                 state.guess.learn(choice, worked)
             if worked:
-                state.good.append((choice, Case(args=text, expected=result.value or "")))
+                state.good.append((choice, Case(args=text, expected=result.value or "", changed=result.changed)))
         state.batch = []
 
 

@@ -28,8 +28,9 @@ from shared.problems.splits import share, split_of
 MAX_FILE_BYTES = 600_000  # larger ones are generated tables
 MAX_FILES = 800
 _MAX_SPAN = 60  # source lines with docstring and comments; more never fits into 15
-# The project itself is never its own practice: its tests must stay unseen by construction.
-_EXCLUDED = frozenset(["etude"])
+# The project itself is never its own practice: its tests must stay unseen by construction. The others came after the packs
+# that published results were made with.
+_EXCLUDED = frozenset(["etude", "atif", "bm25s", "gguf", "ripgrep"])
 _PYTHON_LICENCE = "PSF-2.0"
 
 
@@ -91,17 +92,17 @@ def inventory(also: Path | None = None) -> Inventory:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
-        if not {"site-packages", "dist-packages", "lib2to3"} & set(relative.parts) and not _is_test(relative):
-            files.append(SourceFile(str(path), "python", versions["python"], _module_name(relative), _PYTHON_LICENCE))
+        if not {"site-packages", "dist-packages", "lib2to3"} & set(relative.parts) and not is_test(relative):
+            files.append(SourceFile(str(path), "python", versions["python"], module_name(relative), _PYTHON_LICENCE))
     for distribution in importlib.metadata.distributions(path=[*sys.path, *([str(also)] if also else [])]):
         metadata = distribution.metadata  # every look at it parses the file again
         name, version = _canonical(metadata["Name"] or ""), metadata["Version"] or ""
         recorded = _recorded(distribution)
         if not recorded or not name or name in _EXCLUDED or name in versions:
             continue
-        versions[name], licences[name] = version, _licence(metadata)
+        versions[name], licences[name] = version, licence(metadata)
         files += [
-            SourceFile(str(distribution.locate_file(file)), name, version, _module_name(file), licences[name])
+            SourceFile(str(distribution.locate_file(file)), name, version, module_name(file), licences[name])
             for file in recorded
         ]
     unique = {(f.distribution, f.module): f for f in sorted(files, key=lambda f: (f.distribution, f.module, f.path))}
@@ -132,10 +133,10 @@ def _recorded(distribution: importlib.metadata.Distribution) -> list[PurePosixPa
     """The Python files that the installer recorded. Read here, because `Distribution.files` takes 1 ms a hundred files."""
     record = distribution.read_text("RECORD") or ""
     paths = [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(".py")]
-    return [p for p in paths if ".." not in p.parts and not p.parts[0].endswith(".data") and not _is_test(p)]
+    return [p for p in paths if ".." not in p.parts and not p.parts[0].endswith(".data") and not is_test(p)]
 
 
-def _is_test(path: PurePosixPath | Path) -> bool:
+def is_test(path: PurePosixPath | Path) -> bool:
     """Tests call what others wrote: hardly one function in them stands alone."""
     return not _TESTS.isdisjoint(path.parts) or path.name.startswith("test_") or path.name == "conftest.py"
 
@@ -147,12 +148,12 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _module_name(relative: PurePosixPath | Path) -> str:
+def module_name(relative: PurePosixPath | Path) -> str:
     parts = [*relative.parts[:-1], relative.stem]
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _licence(metadata: Any) -> str:
+def licence(metadata: Any) -> str:
     """SPDX expression if the distribution has one, else its licence classifier, else the first line of its field."""
     expression = metadata.get("License-Expression")
     if expression:

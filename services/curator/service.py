@@ -1,9 +1,9 @@
-"""runs.control (start) → gate → problems.admitted, alerts."""
+"""runs.state (a run whose problems are not all admitted) → gate → problems.admitted, alerts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,23 @@ from prometheus_client import Counter
 from services.curator import admission
 from services.curator.build import GENERATOR, read_manifest
 from services.curator.config import CuratorConfig
+from services.curator.levels import levels
 from shared.bus import Bus, Delivery
+from shared.contracts import probe as probes
 from shared.contracts import topics
-from shared.contracts.messages import Alert, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import Alert, RunStatus
 from shared.contracts.run import Ref, RunConfig
-from shared.formats.registry import load_format
+from shared.environments import Outcome, Places
+from shared.environments.admitting import admitted
+from shared.environments.registry import Environments
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems.importing import unspeakable
 from shared.problems.pack import PARTS, PackError, file_name, read_hidden, read_problems
 from shared.problems.schema import Hidden, Problem
-from shared.sandbox import Functions, SandboxUnavailable, gate
+from shared.renderers.fitting import misfit
+from shared.renderers.registry import load_renderer
+from shared.sandbox import SandboxUnavailable
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import download_directory
 
@@ -41,11 +48,11 @@ class Unusable(ValueError):
 
 
 async def serve(
-    config: CuratorConfig, bus: Bus, objects: Objects, functions: Functions, health: Health, stop: asyncio.Event
+    config: CuratorConfig, bus: Bus, objects: Objects, places: Places, health: Health, stop: asyncio.Event
 ) -> None:
     """Until `stop` is set. A run is acknowledged when all its problems are out; a curator that dies before admits them
     again, in the same batches."""
-    curator = Curator(config, bus, objects, functions, health)
+    curator = Curator(config, bus, objects, places, health)
     async with asyncio.TaskGroup() as group:
         taking = group.create_task(curator.take())
         await stop.wait()
@@ -53,20 +60,32 @@ async def serve(
 
 
 class Curator:
-    def __init__(self, config: CuratorConfig, bus: Bus, objects: Objects, functions: Functions, health: Health) -> None:
-        self._config, self._bus, self._objects, self._functions, self._health = config, bus, objects, functions, health
+    def __init__(self, config: CuratorConfig, bus: Bus, objects: Objects, places: Places, health: Health) -> None:
+        self._config, self._bus, self._objects, self._environments, self._health = (
+            config,
+            bus,
+            objects,
+            Environments(places),
+            health,
+        )
+        self._handled: set[str] = set()  # runs whose problems are out, or cannot be used
 
     async def take(self) -> None:
-        async for delivery in self._bus.deliveries([topics.RUNS_CONTROL], "curator", 4):
+        async for delivery in self._bus.deliveries([topics.RUNS_STATE], "curator", 4):
             await self._handle(delivery)
 
     async def _handle(self, delivery: Delivery) -> None:
-        message: RunControl = delivery.message
-        if message.action != "start" or message.config is None:
+        message: RunStatus = delivery.message
+        if (
+            message.admitted
+            or message.state is RunState.finished
+            or message.run in self._handled
+            or not message.configs
+        ):
             delivery.done()
             return
         try:
-            await self._admit(message.run, message.config)
+            await self._admit(message.run, message.configs[0])
         except Unusable as error:
             await self._bus.publish(topics.ALERTS, message.run, admission.unusable(message.run, str(error)))
             log.error("pack_unusable", run=message.run, reason=str(error))
@@ -80,10 +99,11 @@ class Curator:
             delivery.retry(AFTER_ERROR_RETRY_S)
             return
         self._health.clear(_SANDBOX)
+        self._handled.add(message.run)
         delivery.done()
 
     async def _admit(self, run: str, ref: Ref) -> None:
-        config, pairs, surprise = await asyncio.to_thread(self._load, run, ref)
+        config, pairs, known = await asyncio.to_thread(self._load, run, ref)
         alerts: list[Alert] = []
         reasons = {problem.id: f"field {why[0]!r}: {why[1]}" for problem, _ in pairs if (why := unspeakable(problem))}
         reasons |= await asyncio.to_thread(self._misfits, config, pairs)
@@ -99,7 +119,9 @@ class Curator:
                 alerts.append(admission.unproven(run, unproven, len(pairs)))
         if reasons:
             alerts.append(admission.refused(run, reasons, len(pairs)))
-        messages = list(admission.admitted(config, passed, surprise))
+        messages = list(admission.admitted(config, passed, known))
+        if messages:
+            messages[-1] = msgspec.structs.replace(messages[-1], complete=True)
         await self._bus.publish_many(
             [(topics.PROBLEMS_ADMITTED, next(iter(message.problems)), message) for message in messages]
         )
@@ -108,7 +130,7 @@ class Curator:
         PROBLEMS.labels(run, "refused").inc(len(pairs) - len(passed))
         log.info("admitted", run=run, problems=len(passed), refused=len(pairs) - len(passed), batches=len(messages))
 
-    def _load(self, run: str, ref: Ref) -> tuple[RunConfig, list[tuple[Problem, Hidden]], dict[str, float]]:
+    def _load(self, run: str, ref: Ref) -> tuple[RunConfig, list[tuple[Problem, Hidden]], admission.Known]:
         try:
             config = msgspec.json.decode(self._objects.get(ref), type=RunConfig)
             problems = read_problems(self._objects.get(config.pack))
@@ -124,28 +146,49 @@ class Curator:
         if orphans or not problems:
             what = f"{len(orphans)} problems have no hidden part, as {orphans[0]!r}" if orphans else "no problems in it"
             raise Unusable(f"pack {config.pack.key}: {what}")
-        return config, [(problem, hidden[problem.id]) for problem in problems], surprise
+        pairs = [(problem, hidden[problem.id]) for problem in problems]
+        return (
+            config,
+            pairs,
+            admission.Known(surprise, _levels(pairs), self._probed(config, {problem.id for problem in problems})),
+        )
+
+    def _probed(self, config: RunConfig, ids: Container[str]) -> dict[str, tuple[int, int]]:
+        """Return attempts and solved ones by problem, as the run's probe has them. Raises Unusable."""
+        if config.probe is None:
+            return {}
+        try:
+            probe = probes.read(self._objects.get(config.probe))
+            probes.require_known(probe, ids, f"the pack {config.pack.key}")
+        except (ObjectMissing, ObjectDamaged, probes.BadProbe) as error:
+            raise Unusable(f"probe {config.probe.key}: {type(error).__name__}: {error}") from None
+        return {name: (one.attempts, one.solved) for name, one in probe.problems.items()}
 
     def _misfits(self, config: RunConfig, pairs: list[tuple[Problem, Hidden]]) -> dict[str, str]:
         """Problem id -> why the run's policy cannot be shown it. Of a base whose chat format is not known here nothing is
         said: the rollout workers refuse the run by it."""
         directory = self._config.formats / config.base.checksum
         try:
-            chat = load_format(download_directory(self._objects, config.base, directory, weights=False))
+            chat = load_renderer(download_directory(self._objects, config.base, directory, weights=False))
         except (KeyError, ValueError) as error:  # ObjectMissing is a KeyError; so is a card that lacks a field
             log.warning("format_unknown", run=config.run, base=config.base.key, reason=str(error))
             return {}
-        found = ((problem.id, chat.objection(problem)) for problem, _ in pairs)
+        found = ((problem.id, misfit(problem, chat, self._environments)) for problem, _ in pairs)
         return {name: f"{chat.name}: {objection}" for name, objection in found if objection}
 
-    async def _gate(self, pairs: list[tuple[Problem, Hidden]]) -> list[gate.Outcome]:
-        outcomes: list[gate.Outcome] = []
-        size = self._config.curator_batch
-        for start in range(0, len(pairs), size):
+    async def _gate(self, pairs: list[tuple[Problem, Hidden]]) -> list[Outcome]:
+        def still_waiting(done: int) -> None:
             self._health.wait_on(_GATE)
-            outcomes += await gate.check(self._functions, pairs[start : start + size])
+
+        still_waiting(0)
+        outcomes = await admitted(self._environments, pairs, still_waiting, self._config.curator_batch)
         self._health.clear(_GATE)
         return outcomes
+
+
+def _levels(pairs: list[tuple[Problem, Hidden]]) -> dict[str, list[str]]:
+    """Return the tags of the problems that have levels."""
+    return {problem.id: tags for problem, hidden in pairs if (tags := levels(problem, hidden))}
 
 
 def _made_here(packs: Path, config: RunConfig) -> bool:

@@ -18,6 +18,7 @@ from services.evaluator.plan import Patience, Plan, Result, choose
 from shared.bus import Bus, Delivery
 from shared.contracts import topics
 from shared.contracts.messages import (
+    AttemptCheckpointed,
     AttemptClaimed,
     AttemptHeartbeat,
     AttemptKey,
@@ -141,7 +142,7 @@ class Evaluator:
                         each.plan.progress(attempt, epoch, now, held=True)
             elif (running := self._of(message.key)) is not None:
                 match message:
-                    case AttemptClaimed(key=key):
+                    case AttemptClaimed(key=key) | AttemptCheckpointed(key=key):
                         running.plan.progress(key.attempt, key.epoch, now, held=True)
                     case RolloutFinished(key=key):
                         running.plan.progress(key.attempt, key.epoch, now, held=False)
@@ -207,10 +208,11 @@ class Evaluator:
             "problems": table,
         }
         ref = await asyncio.to_thread(self.archive.report, request, report)
-        await self._announce(request, ref, numbers)
-        await asyncio.to_thread(self.archive.close, request)
+        # Before the answer is told: a client that hears it may ask again at once, and the report then answers.
         del self.running[request.run, request.eval]
         OPEN.set(len(self.running))
+        await self._announce(request, ref, numbers)
+        await asyncio.to_thread(self.archive.close, request)
         log.info("evaluation_finished", run=request.run, eval=request.eval, **numbers)
 
     async def _announce(self, request: EvalRequested, report: Ref, numbers: Mapping[str, float | None]) -> None:

@@ -2,7 +2,7 @@
 agent that feeds either with weights.
 
 Owns: the live weights of this replica, its key-value cache.
-Consumes: runs.control (which run), policies.published (broadcast), for evaluations also evals.requested and evals.finished,
+Consumes: runs.state (which run), policies.published (broadcast), for evaluations also evals.requested and evals.finished,
 in the pool "serving" policies.promoted instead of following a run;
 versions from the object store.
 Produces: policies.applied; answers to POST /generate and, for conversations in text, POST /v1/chat/completions.

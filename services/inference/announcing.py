@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -24,18 +25,17 @@ class Announcing:
     health: Health
     pool: str
 
-    async def say(self, run: str, serial: int, *, on_request: bool, ok: bool, pause: float, reason: str) -> None:
-        """Returns when it was said, however long the bus is away: the engine serves on meanwhile."""
+    async def say(self, run: str, serial: int, reason: str, **said: Any) -> None:
+        """Returns when it was said, however long the bus is away: the engine serves on meanwhile. `said`: further fields of
+        PolicyApplied."""
         message = PolicyApplied(
             run=run,
             replica=self.health.name,
             url=self.health.url,
             pool=self.pool,
-            on_request=on_request,
             serial=serial,
-            pause_s=pause,
-            ok=ok,
             reason=reason[:2000],
+            **said,
         )
         while True:
             try:

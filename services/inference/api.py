@@ -12,8 +12,10 @@ from aiohttp import web
 from services.inference import metrics
 from services.inference.contract import DISCONNECT_CHECK_S, Contract, SoFar
 from services.inference.engine import Engine, Overloaded
+from services.inference.events import Events
 from services.inference.limits import body_of
 from services.inference.live import Facts
+from services.inference.news import News
 from services.inference.request import Request, Result
 from services.inference.wire import (
     AbortRequest,
@@ -44,7 +46,12 @@ class Server(Contract):
     # -- generation --------------------------------------------------------------------------------------------------
 
     async def _sample(
-        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, so_far: SoFar | None
+        self,
+        http: web.Request,
+        asked: GenerateRequest,
+        sampling: SamplingParams,
+        so_far: SoFar | None,
+        heard: Callable[[Request], None] | None = None,
     ) -> dict[str, Any]:
         engine, rid = self._ready(), asked.rid or ""
         if rid in self._by_rid:
@@ -63,6 +70,8 @@ class Server(Contract):
             routing_start=asked.routed_experts_start_len if asked.return_routed_experts else -1,
         )
         progress = None if so_far is None else _Progress(request, loop)
+        if heard is not None:
+            heard(request)
         started = time.perf_counter()
         try:
             engine.submit(request)
@@ -88,6 +97,22 @@ class Server(Contract):
         metrics.LATENCY.observe(time.perf_counter() - started)
         key = request.key or key_of(asked, result.weight_version)  # settled with its row, if it ever got one
         return answer(rid, key, result, engine.model.config, logprobs=asked.return_logprob)
+
+    async def _tell_news(
+        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, events: Events
+    ) -> None:
+        news: list[News] = []
+        whole = asyncio.create_task(
+            self._sample(http, asked, sampling, None, lambda request: news.append(News(request)))
+        )
+        try:
+            while not (await asyncio.wait({whole}, timeout=asked.told_every_s))[0]:
+                if (event := news[0].event() if news else None) is not None:
+                    await events.send(event)
+            await events.send(whole.result())
+        finally:
+            if not whole.done():
+                whole.cancel()
 
     async def _sweep(self) -> None:
         """Aborts the requests whose client has closed its connection."""
@@ -179,7 +204,7 @@ class _Progress:
 
     def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self._queue: asyncio.Queue[int] = asyncio.Queue()
-        request.progress = lambda token, _logprob: loop.call_soon_threadsafe(self._queue.put_nowait, token)
+        request.progress = lambda token, _logprob, _serial: loop.call_soon_threadsafe(self._queue.put_nowait, token)
 
     async def until(self, future: asyncio.Future[Result], so_far: SoFar) -> bool:
         """Returns when the generation is over, or what there is of it is enough: then true."""

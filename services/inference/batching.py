@@ -256,7 +256,7 @@ class Batch:
                 record.logprobs.append(chance)
                 record.versions.append(serial)
                 if request.progress is not None:
-                    request.progress(token, chance)
+                    request.progress(token, chance, serial)
                 if token in request.stop_tokens:
                     finish = Finish("stop", matched=token)
                 elif position + i >= last:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.formats import card as cards
 from shared.model.config import UnknownModel
+from shared.renderers import card as cards
 
 
 def context_of(directory: Path) -> int:
@@ -18,4 +18,4 @@ def context_of(directory: Path) -> int:
     except FileNotFoundError:
         return 0
     except (msgspec.DecodeError, cards.BadCard, OSError) as error:
-        raise UnknownModel(f"{card}: {error}") from None
+        raise UnknownModel(str(error), card) from None

@@ -15,7 +15,9 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     engine: Literal["embedded", "sglang"] = Field(
         "embedded", description="embedded runs everywhere; sglang is a server of its own on GPUs (settings SGLANG_…)."
     )
-    run: str = Field("", description="Serve this run's policy; empty: the one that was started last.")
+    run: str = Field(
+        "", description="Serve this run's policy; empty: that of the last run that was started without --beside."
+    )
     pool: Literal["rollout", "evaluation", "serving"] = Field(
         "rollout",
         description="rollout follows every version; evaluation serves the one that an evaluation is of, or that it is pinned to; "
@@ -30,7 +32,12 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     checkpoint: Path | None = Field(
         None, description="Serve this Hugging Face directory as version 0 and follow no run's versions."
     )
-    cache_rows: int = Field(160, ge=1, description="Sessions whose keys and values are held; more than run at once.")
+    cache_rows: int = Field(
+        0,
+        ge=0,
+        description="Embedded engine: sessions whose keys and values are held; more than run at once. 0: 160, or as many as a "
+        "quarter of the free memory holds.",
+    )
     context: int = Field(0, ge=0, description="Positions per session; 0: what the checkpoint says.")
     prefill_tokens: int = Field(256, ge=16, description="Prompt tokens per step; bounds how long others are delayed.")
     draft_tokens: int = Field(
@@ -52,10 +59,10 @@ class InferenceSettings(SglangSettings, ServiceSettings):
         le=256,
         description="Embedded engine on a CPU: threads of a product; small models are fastest with one.",
     )
-    fp8: bool = Field(
+    fp8: bool | Literal["mxfp8", "nvfp4"] = Field(
         False,
-        description="Embedded engine: round as an engine in FP8 does, in float32 arithmetic; slower, to see what FP8 does to a "
-        "policy. SGLang: sglang_quantization.",
+        description="Embedded engine: round as an engine in FP8 does (true), or in MXFP8 or NVFP4, in float32 arithmetic; slower, "
+        "to see what that does to a policy. SGLang: sglang_quantization.",
     )
     queue_limit: int = Field(1024, ge=1, description="Requests that may wait; beyond it the answer is 503.")
     drain_s: float = Field(10.0, ge=0, description="After SIGTERM: how long running requests may still finish.")
@@ -68,7 +75,9 @@ class InferenceSettings(SglangSettings, ServiceSettings):
     @model_validator(mode="after")
     def _fp8_is_of_the_embedded_engine(self) -> InferenceSettings:
         if self.fp8 and self.engine == "sglang":
-            raise ValueError("fp8: found true; allowed: false with engine 'sglang', whose FP8 is sglang_quantization")
+            raise ValueError(
+                f"fp8: found {str(self.fp8).lower()}; allowed: false with engine 'sglang', whose FP8 is sglang_quantization"
+            )
         if self.fp8 and self.engine_dtype != "float32":
             raise ValueError(
                 f"engine_dtype: found {self.engine_dtype!r}; allowed: 'float32' with fp8, as the trainer rounds"

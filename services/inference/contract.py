@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from services.inference import openapi
-from services.inference.chat import request, template
+from services.inference.chat import template
 from services.inference.chat.talk import Talk
 from services.inference.errors import errors, refusal
 from services.inference.events import Events, streamed
@@ -35,6 +36,7 @@ from services.inference.wire import (
     parse_generate,
     parse_update,
 )
+from shared.chat.openai.request import read
 from shared.telemetry_spans import span
 
 DISCONNECT_CHECK_S = 0.2  # one sweep over all open requests; a client that went away keeps its row no longer
@@ -98,6 +100,13 @@ class Contract(ABC):
         """The answer of /generate; `asked` has a `rid`. What is enough is ended as an abort ends it, with what there is. A
         client that goes away frees its row. Raises BadRequest, Unavailable."""
 
+    async def _tell_news(
+        self, http: web.Request, asked: GenerateRequest, sampling: SamplingParams, events: Events
+    ) -> None:
+        """Send what is new every `told_every_s`, where the engine can tell, and the whole answer at the end."""
+        asked.stream = False
+        await events.send(await self._sample(http, asked, sampling, None))
+
     @abstractmethod
     async def health(self, _: web.Request) -> web.Response: ...
 
@@ -137,13 +146,15 @@ class Contract(ABC):
             await events.send(await self._sample(http, asked, sampling, so_far))
 
         with span("sample", http.headers, kind="server", rid=rid):
+            if asked.stream and asked.told_every_s > 0:
+                return await streamed(http, partial(self._tell_news, http, asked, sampling))
             if asked.stream:
                 return await streamed(http, tell)
             return _json(await self._sample(http, asked, sampling, None))
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         self._ready()
-        asked = request.read(await body_of(http))
+        asked = read(await body_of(http))
         directory, speaks = await self._chat_template()
         # Apart from the other requests, and from who follows the weights: long conversations take a while to be read.
         loop, context = asyncio.get_running_loop(), int(self._info()["context_length"])

@@ -21,8 +21,11 @@ from shared.model import ModelConfig, load_checkpoint
 from shared.model.fp8 import round_inputs, round_weights
 from shared.settings import Told
 from shared.telemetry import Health
+from shared.weights.low_precision import format_of
 
 GIB = 2**30
+CACHE_ROWS = 160  # sessions, where the setting is 0
+CACHE_SHARE = 0.25  # of the free memory: a trainer and graders may run on the same machine
 
 log = structlog.get_logger()
 
@@ -62,9 +65,9 @@ class Embedded:
         device = s.engine_device if s.engine_device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         config = ModelConfig.load(directory)
         positions = s.context or context_of(directory) or config.max_position_embeddings
-        self._require_room(config, positions, device)
+        rows = self._rows(config, positions, device)
         try:
-            return self._built(directory, positions, device, failed)
+            return self._built(directory, rows, positions, device, failed)
         except (MemoryError, RuntimeError) as error:  # torch's word for no memory, too
             log.warning("engine_not_built", directory=str(directory), exc_info=True)
             if device != "cpu" and self.server.engine is not None:
@@ -74,9 +77,11 @@ class Embedded:
                 ) from None
             raise CannotServe(f"{directory}: on {device}: {error}") from None
 
-    def _require_room(self, config: ModelConfig, positions: int, device: str) -> None:
-        """What another run's engine holds for its cache counts as free: it goes when this one serves. Raises CannotServe."""
+    def _rows(self, config: ModelConfig, positions: int, device: str) -> int:
+        """Return how many sessions the cache holds. The cache of another run's engine counts as free: it goes when this one
+        serves. Raises CannotServe."""
         s = self.settings
+        wanted = s.cache_rows or CACHE_ROWS
         row = cache_bytes(
             config, 1, positions, mtp=s.draft_tokens > 0, bytes_each=getattr(torch, s.engine_dtype).itemsize
         )
@@ -84,25 +89,30 @@ class Embedded:
         if self.server.engine is not None:
             cache = self.server.engine.cache
             free += cache.keys.nbytes + cache.values.nbytes
-        if s.cache_rows * row > free:
+        if not s.cache_rows and (fitting := int(free * CACHE_SHARE) // row):
+            return min(wanted, fitting)
+        if wanted * row > free:
             raise CannotServe(
-                f"cache_rows: found {s.cache_rows} rows of {positions} positions (context), which take "
-                f"{s.cache_rows * row / GIB:.1f} GiB; allowed: what fits the {free / GIB:.1f} GiB that are free on {device}, "
+                f"cache_rows: found {wanted} rows of {positions} positions (context), which take "
+                f"{wanted * row / GIB:.1f} GiB; allowed: what fits the {free / GIB:.1f} GiB that are free on {device}, "
                 f"{free // row} rows of so many positions, or a smaller context"
             )
+        return wanted
 
-    def _built(self, directory: Path, positions: int, device: str, failed: Callable[[str], object]) -> LiveWeights:
+    def _built(
+        self, directory: Path, rows: int, positions: int, device: str, failed: Callable[[str], object]
+    ) -> LiveWeights:
         s = self.settings
         model = load_checkpoint(directory, getattr(torch, s.engine_dtype)).eval().requires_grad_(False)
         model = model.to(device)
         bits = bits_of(model)
-        if s.fp8:
-            round_weights(model)
-            round_inputs(model)
+        if format := format_of(s.fp8):
+            round_weights(model, format)
+            round_inputs(model, format)
         engine = Engine(
             model,
             serial=0,
-            rows=s.cache_rows,
+            rows=rows,
             positions=positions,
             prefill_tokens=s.prefill_tokens,
             queue_limit=s.queue_limit,

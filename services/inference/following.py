@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished, RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished
 from shared.contracts.run import Ref
+from shared.contracts.statuses import Statuses
+
+OVER = (RunState.stopping, RunState.finished)
 
 
 @dataclass(slots=True)
 class Following:
-    """`run`: only this one ("": the one started last). `pinned`: exactly this serial, of `pinned_run` ("": of whatever
-    run is served); None: the newest. `promotions`: neither, but what was promoted last. `nobody`: no run whatsoever. `past_heard`:
-    the topics were read to where they ended at the start; before, what was asked for may be over long ago.
+    """`run`: only this one ("": the one started last, but for those started beside others). `pinned`: exactly this serial, of
+    `pinned_run` ("": of whatever run is served); None: the newest. `promotions`: neither, but what was promoted last. `nobody`:
+    no run whatsoever. `past_heard`: the topics were read to where they ended at the start; before, what was asked for may be over
+    long ago.
 
     A version announced by a lower incarnation than the highest seen of its run comes from a superseded trainer: ignored.
     Announcements may repeat and come in any order between runs.
@@ -24,22 +29,17 @@ class Following:
     promotions: bool = False
     nobody: bool = False
     past_heard: bool = False
-    started: dict[str, Ref] = field(default_factory=dict)  # run -> its configuration, in the order of the starts
-    over: set[str] = field(default_factory=set)  # stopped or finished, and not resumed
+    statuses: Statuses = field(default_factory=Statuses)
     _newest: dict[str, PolicyPublished] = field(default_factory=dict)
     # (run, evaluation) -> version, in the order in which they were asked for
     _asked: dict[tuple[str, str], int] = field(default_factory=dict)
     _ended: set[tuple[str, str]] = field(default_factory=set)
     _promoted: PolicyPromoted | None = None
 
-    def control(self, message: RunControl) -> None:
-        if message.action == "start" and message.config is not None:
-            self.started.pop(message.run, None)
-            self.started[message.run] = message.config
-        if message.action in ("stop", "finished"):
-            self.over.add(message.run)
-        elif message.action in ("start", "resume"):
-            self.over.discard(message.run)
+    @property
+    def started(self) -> dict[str, Ref]:
+        """Run -> the configuration that it was started with, in the order of the starts."""
+        return {status.run: status.configs[0] for status in self.statuses.started}
 
     def published(self, message: PolicyPublished) -> None:
         known = self._newest.get(message.run)
@@ -83,8 +83,9 @@ class Following:
             return [self._promoted.run] if self._promoted and self._promoted.run in self.started else []
         if self.run:
             return [self.run] if self.run in self.started else []
-        latest = list(reversed(self.started))
-        return [run for run in latest if run in self._newest or run not in self.over] or latest
+        latest = self.statuses.unbound
+        open_ = [one.run for one in latest if one.run in self._newest or one.state not in OVER]
+        return open_ or [one.run for one in latest]
 
     def newest(self, run: str) -> PolicyPublished | None:
         return self._newest.get(run)

@@ -39,7 +39,7 @@ def supports(model: Transformer) -> bool:
     H, G = c.num_attention_heads, c.num_key_value_heads
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or c.mla is not None or H % G or not QUICK:
         return False
-    if model.emulates_fp8:
+    if model.emulates:
         return False
     columns = [c.vocab_size, c.hidden_size, (H + G) * c.head_dim + G * c.v_head_dim]
     if len(c.moe_layers) < c.num_hidden_layers:
@@ -140,8 +140,13 @@ class FusedStep:
         entry["norm_post"] = self._memory("norm_post", decoder.post_attention_layernorm.weight, D)
         entry["qkv"] = self._matrix("qkv", attention.qkv_proj.weight, (H + G) * c.head_dim + G * c.v_head_dim, D)
         entry["o"] = self._matrix("o", attention.o_proj.weight, D, H * c.v_head_dim)
-        entry["q_norm"] = self._memory("q_norm", attention.q_norm.weight * attention.scale, c.head_dim)
-        entry["k_norm"] = self._memory("k_norm", attention.k_norm.weight, c.head_dim)
+        if (bias := attention.qkv_proj.bias) is not None:
+            entry["qkv_bias"] = self._memory("qkv_bias", bias, (H + G) * c.head_dim + G * c.v_head_dim)
+        entry["qk_norm"] = attention.q_norm is not None
+        ones = torch.ones(c.head_dim)  # the softmax scale is q's whether heads are normed or not
+        of_q, of_k = (ones if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+        entry["q_norm"] = self._memory("q_norm", of_q * attention.scale, c.head_dim)
+        entry["k_norm"] = self._memory("k_norm", of_k, c.head_dim)
         slots = self.cache.rows, G, self.cache.positions
         entry["keys"] = self._memory("keys", self.cache.keys[index], *slots, c.head_dim)
         entry["values"] = self._memory("values", self.cache.values[index], *slots, c.v_head_dim)

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from services.inference.chat.request import ChatRequest
 from services.inference.wire import (
     AbortRequest,
     CheckerRequest,
@@ -16,6 +15,7 @@ from services.inference.wire import (
     SamplingParams,
     UpdateRequest,
 )
+from shared.chat.openai.structs import ChatRequest
 
 # path -> (method, what reads the body, what it does)
 OPERATIONS: dict[str, tuple[str, type[msgspec.Struct] | None, str]] = {

@@ -44,7 +44,7 @@ class Result:
 class Request:
     """`tokens_P` int32. `extra_key`: whose cache entries it may use; None: those of the version that samples when it gets a row.
     `routing_start`: first routing row wanted; -1: none. Callbacks run on the engine's thread and only hand over.
-    `progress(token, logprob)` is called for every sampled token, one at a time, for streams."""
+    `progress(token, logprob, serial)` is called for every sampled token, one at a time, for streams."""
 
     rid: str
     tokens_P: np.ndarray
@@ -55,7 +55,7 @@ class Request:
     extra_key: str | None = ""
     seed: int | None = None
     routing_start: int = -1
-    progress: Callable[[int, float], None] | None = None
+    progress: Callable[[int, float, int], None] | None = None
     arrived: float = field(default_factory=time.perf_counter)
     # Filled by the engine:
     key: str = ""  # of its cache entries

@@ -22,6 +22,10 @@ from shared.weights.checkpoint_objects import download_directory
 T = TypeVar("T")
 
 
+class VersionDamaged(WeightsError):
+    """What the store has of a published version is damaged or incomplete: no replica can build it from there."""
+
+
 class StoreAway(Exception):
     """The object store does not answer, or fails: nothing is said of any version."""
 
@@ -77,10 +81,20 @@ class RunStore:
         self, live: Live, run: str, base: Path, serial: int, ref: Ref | None, from_base: bool
     ) -> tuple[Bits, str] | None:
         """A version's tensors and their checksum, from what is live or, `from_base`, from its full base; `ref` None: the base
-        directory as it is. None: what is live is this version already."""
+        directory as it is. None: what is live is this version already. Raises VersionDamaged where the full base and what
+        follows it do not give the version; WeightsError where what is live does not."""
         if ref is None:
             bits = bits_of(load_checkpoint(base))
             return bits, checksum(bits)
+        try:
+            return self._from_chain(live, run, serial, ref, from_base)
+        except WeightsError as error:
+            if from_base:
+                raise VersionDamaged(str(error)) from error
+            raise
+
+    def _from_chain(self, live: Live, run: str, serial: int, ref: Ref, from_base: bool) -> tuple[Bits, str] | None:
+        """See `rebuilt`."""
         manifest = read_manifest(self.objects, ref)
         if manifest.serial != serial or manifest.run != run:
             raise WeightsError(f"manifest {ref.key} is of run {manifest.run} serial {manifest.serial}, not {serial}")

@@ -99,7 +99,7 @@ def _read(folder: Path, live: Live) -> tuple[Bits, str]:
     """The folder's tensors in their published form, and their checksum. An MTP layer that the files lack stays the one that
     serves. Raises UnknownModel, also for another architecture. Blocking."""
     if (odd := _difference(ModelConfig.load(folder), live.model)) is not None:
-        raise UnknownModel(f"{folder}: {odd}, as in the model that is served")
+        raise UnknownModel(f"{odd}, as in the model that is served", folder)
     stored, served = stored_tensors(folder), live.bits
     bits = {name: found if name in stored else served[name] for name, found in bits_of(load_checkpoint(folder)).items()}
     return bits, checksum(bits)

@@ -16,7 +16,7 @@ from shared.model import ModelConfig, Transformer, published_tensors
 from shared.model.checkpoint import narrowed
 from shared.model.fp8 import round_inputs, round_weights
 from shared.weights import WeightsDamaged, checksum
-from shared.weights.blocks import in_fp8
+from shared.weights.low_precision import in_format
 from shared.weights.torch_tensors import from_bits
 
 
@@ -47,10 +47,10 @@ class LiveWeights:
         """`bits`: the published tensors that the engine's model was made of."""
         self.engine = engine
         self.bits = bits  # of the serving version: what the next delta is applied to
-        self._fp8 = engine.model.emulates_fp8
+        self._format = engine.model.emulates
         self._shadow = empty_like(engine.model)
-        if self._fp8:
-            round_inputs(self._shadow)
+        if self._format:
+            round_inputs(self._shadow, self._format)
         self._guard = threading.Lock()
         self._checksum_of = Checksum(engine.model)
         self._sampling = published_tensors(engine.model)
@@ -79,8 +79,8 @@ class LiveWeights:
             found = self._checksum_of(published_tensors(self._shadow))
             if found != expected:
                 raise WeightsDamaged(f"serial {serial}: the engine's copy hashes to {found}, expected {expected}")
-            if self._fp8:
-                round_weights(self._shadow)
+            if self._format:
+                round_weights(self._shadow, self._format)
             serving = self.engine.model
             pause = self.engine.swap(self._shadow, serial).result()
             self._shadow, self.bits = serving, bits
@@ -90,8 +90,10 @@ class LiveWeights:
     def _checksum(self) -> tuple[int, str]:
         with self._guard:
             serial, found = self.engine.serial, self._checksum_of(self._sampling)
-            if not self._fp8:
+            if self._format is None:
                 return serial, found
-            if found != checksum(in_fp8(self.bits)):
-                raise WeightsDamaged(f"serial {serial}: the engine's weights are not what FP8 makes of the version")
+            if found != checksum(in_format(self.bits, self._format)):
+                raise WeightsDamaged(
+                    f"serial {serial}: the engine's weights are not what {self._format} makes of the version"
+                )
             return serial, checksum(self.bits)

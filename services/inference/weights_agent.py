@@ -4,8 +4,9 @@ Invariants:
 - The newest version wins; those waiting behind it are skipped.
 - Nothing is served that was not verified twice: every tensor of the rebuilt version, and the engine's own copy of it.
 - A version that fails is rebuilt from its full base; the third failure in a row takes the replica out of rotation and says
-  why. It keeps trying, and returns by itself with the first version that it can load. A store that is away says nothing of any
-  version: it is waited for, what serves goes on, and the delta after it is fetched.
+  why, and which version it can still answer with. It keeps trying, also each version that comes meanwhile, and returns by itself
+  with the first that it can load. A store that is away says nothing of any version: it is waited for, what serves goes on, and
+  the delta after it is fetched.
 - A run that cannot be read (no configuration, no base) or served (settings, memory) takes no replica from one that can: it is
   tried again beside it. One that an engine was ended for in vain is tried again where nothing else is to be served, or when it is
   started anew.
@@ -35,16 +36,17 @@ from services.inference.config import InferenceSettings
 from services.inference.following import Following
 from services.inference.live import CannotServe, CannotStart, Engine, Live, Shown
 from services.inference.pins import Pins
-from services.inference.run_store import RunStore, StoreAway, from_store
+from services.inference.run_store import RunStore, StoreAway, VersionDamaged, from_store
 from services.inference.wire import BadRequest, Unavailable
 from shared.bus import Bus, Deliveries
+from shared.contracts.life import RunState
 from shared.contracts.messages import (
     SHUTTING_DOWN,
     EvalFinished,
     EvalRequested,
     PolicyPromoted,
     PolicyPublished,
-    RunControl,
+    RunStatus,
 )
 from shared.contracts.run import Ref
 from shared.contracts.topics import (
@@ -52,17 +54,16 @@ from shared.contracts.topics import (
     EVALS_REQUESTED,
     POLICIES_PROMOTED,
     POLICIES_PUBLISHED,
-    RUNS_CONTROL,
+    RUNS_STATE,
 )
-from shared.contracts.words import Words
 from shared.model.config import UnknownModel
 from shared.objects import ObjectMissing, Objects
 from shared.settings import BadSettings
-from shared.telemetry import Health
+from shared.telemetry import Health, Wait
 from shared.telemetry_spans import Span, span, span_about
 from shared.weights import WeightsError
 
-A_RUN, WEIGHTS, OBJECTS = "a run to be started (runs.control)", "weights", "objects"
+A_RUN, WEIGHTS, OBJECTS = "a run to be started (runs.state)", "weights", "objects"
 A_PROMOTION = "a version to be promoted (policies.promoted)"
 
 log = structlog.get_logger()
@@ -83,7 +84,8 @@ class WeightsAgent:
         self.announcing = Announcing(bus, health, settings.pool)
         self._first = A_PROMOTION if self._promotions else A_RUN
         self.shown: Shown | None = None
-        self._awaited = ""  # the version that should serve and is not there, as health says it
+        self._awaited = Wait(health)  # the version that should serve and is not there
+        self._failing = Wait(health)  # the version that could not be loaded, and why
         self.live: Live | None = None
         self.run_id = ""
         self.directory: Path | None = None
@@ -93,13 +95,13 @@ class WeightsAgent:
         self._announced: int | None = None  # the serial that the others believe to be served here
         self._heard: dict[str, tuple[int, dict[str, str]]] = {}  # run -> the last version's serial, its word's headers
         self._engine = engine
-        self._changed = asyncio.Event()
+        self._changed, self._published = asyncio.Event(), asyncio.Event()
         health.wait_on(WEIGHTS)
 
     # -- listening ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        topics = [RUNS_CONTROL, POLICIES_PUBLISHED]
+        topics = [RUNS_STATE, POLICIES_PUBLISHED]
         if self._evaluates:
             topics += [EVALS_REQUESTED, EVALS_FINISHED]
         if self._promotions:
@@ -112,7 +114,6 @@ class WeightsAgent:
                 group.create_task(self._hear_past(deliveries))
 
     async def _listen(self, deliveries: Deliveries) -> None:
-        words = Words()
         async for delivery in deliveries:
             match delivery.message:
                 case EvalRequested() | EvalFinished() as message:
@@ -123,9 +124,9 @@ class WeightsAgent:
                 case PolicyPublished() as message:
                     self.following.published(message)
                     self._heard[message.run] = (message.serial, delivery.headers)
-                case RunControl() as message if words.count(message):
-                    self.following.control(message)
-                    if message.action in ("start", "resume"):
+                    self._published.set()
+                case RunStatus() as message:
+                    if self.following.statuses.hear(message) and message.state is RunState.running:
                         self._forget(message.run)  # what kept it from being served may be mended
             delivery.done()
             self._changed.set()
@@ -237,7 +238,7 @@ class WeightsAgent:
     def _lost(self) -> None:
         """Nothing is served: what was, was ended for another run, in vain."""
         self.run_id, self.live, self.shown, self.directory, self._source = "", None, None, None, None
-        self._await("")
+        self._awaited.on("")
         self.health.wait_on(WEIGHTS)
 
     async def _put_off(self, run: str, what: str, error: Exception) -> None:
@@ -290,12 +291,14 @@ class WeightsAgent:
         """Returns when the replica serves what it should, or cannot know it before there is news."""
         before = self.following.asked(self.run_id)
         failures, damaged, away = 0, False, 0
+        told: int | None = None  # the version of which everybody was told that it cannot be loaded
         while self._next_run() is None:
+            self._published.clear()
             started, serial, asked = time.perf_counter(), -1, self.following.asked(self.run_id)
             if self._promotions and asked is None:
                 return  # a version of another run is promoted, and not to be had (yet): what serves goes on
             if asked != before:
-                failures, damaged, before = 0, False, asked
+                failures, damaged, before, told = 0, False, asked, None
             try:
                 target = await from_store(self._target, asked)
                 if target is None and asked is not None and self._promotions:
@@ -304,9 +307,9 @@ class WeightsAgent:
                 if target is None:
                     if self.pins.refuse(BadRequest(f"serial: version {asked} of run {self.run_id} is gone")):
                         continue
-                    self._await(f"version {asked}")
+                    self._awaited.on(f"version {asked}")
                     return
-                self._await("")
+                self._awaited.on("")
                 serial, manifest = target
                 if self._serves(serial, manifest):
                     if self._announced != serial:
@@ -324,16 +327,19 @@ class WeightsAgent:
                 metrics.SWAP_FAILURES.inc()
                 self.health.clear(OBJECTS)
                 log.warning("version_failed", run=self.run_id, serial=serial, failures=failures, error=str(error))
-                if failures == FAILURES_TOLERATED:
+                if failures >= FAILURES_TOLERATED and serial != told:
+                    told = serial
                     refused = f"serial: version {serial} of run {self.run_id} cannot be served: {error}"
                     waited = asked is not None and self.pins.refuse(BadRequest(refused))
                     if waited and self.following.asked(self.run_id) != asked:
                         continue
                     self._announced = None
                     if not self._stays:
-                        self.health.wait_on(WEIGHTS)
-                    await self._announce(self.run_id, serial, ok=False, reason=str(error))
-                await asyncio.sleep(delay_after(failures) * random.uniform(0.5, 1.0))
+                        self._failing.on(f"{WEIGHTS}: version {serial} cannot be loaded: {error}")
+                    await self._left(serial, error)
+                with contextlib.suppress(TimeoutError):  # what is published next may be whole
+                    async with asyncio.timeout(delay_after(failures) * random.uniform(0.5, 1.0)):
+                        await self._published.wait()
                 continue
             self.health.clear(OBJECTS)
             metrics.SWAP_PREPARE.observe(time.perf_counter() - started - pause)
@@ -342,7 +348,7 @@ class WeightsAgent:
             log.info("version_applied", run=self.run_id, serial=serial, pause_s=round(pause, 6))
             with self._span("serve", serial):
                 await self._serve(pause)
-            failures, damaged, away = 0, False, 0
+            failures, damaged, away, told = 0, False, 0, None
 
     async def _store_away(self, times: int, error: StoreAway) -> None:
         """Waits a while. What serves goes on; who waits for a pin is not kept waiting for the store."""
@@ -359,13 +365,12 @@ class WeightsAgent:
         """Whether what answers requests goes on where another version cannot be had."""
         return self._promotions and self._engine.serving
 
-    def _await(self, version: str) -> None:
-        """Health waits on this version, or (empty) on none any more."""
-        if self._awaited and self._awaited != version:
-            self.health.clear(self._awaited)
-        if version:
-            self.health.wait_on(version)
-        self._awaited = version
+    async def _left(self, serial: int, error: Exception) -> None:
+        """Tells everybody that this version could not be loaded, and which one still answers requests."""
+        shown = self.shown if self._engine.serving else None
+        holds = shown.live.serial if shown is not None and shown.run == self.run_id else -1
+        lost = isinstance(error, VersionDamaged)
+        await self._announce(self.run_id, serial, ok=False, reason=str(error), damaged=lost, serving=holds)
 
     def _span(self, name: str, serial: int) -> Span:
         """Below the word that published the version, if it is the last one heard; else in the trace of the run."""
@@ -395,15 +400,17 @@ class WeightsAgent:
         self._engine.serve(self.live)
         before, self.shown = self.shown, Shown(self.live, self.run_id, self.directory)
         self.health.clear(WEIGHTS)
+        self._failing.on("")
         if before is not None and before.live is not self.live:
             await before.live.stop()
         if self.run_id:
-            await self._announce(self.run_id, self.live.serial, pause=pause)
+            await self._announce(self.run_id, self.live.serial, pause_s=pause)
             self._announced = self.live.serial
 
-    async def _announce(self, run: str, serial: int, *, ok: bool = True, pause: float = 0.0, reason: str = "") -> None:
+    async def _announce(self, run: str, serial: int, *, reason: str = "", **said: Any) -> None:
+        """`said`: further fields of PolicyApplied."""
         on_request = self._evaluates and self.following.pinned is None
-        await self.announcing.say(run, serial, on_request=on_request, ok=ok, pause=pause, reason=reason)
+        await self.announcing.say(run, serial, reason, on_request=on_request, **said)
 
     def _settle_pins(self) -> None:
         if self.run_id and self.live is not None:

@@ -8,35 +8,15 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from services.inference.request import Result
+from shared.chat.refusing import BIASED, NESTED, NEUTRAL, BadRequest, refuse_others, refuse_slips, refuse_unknown
 from shared.model import ModelConfig
 
-# SGLang's sampling fields that change the distribution, and the values that switch them off.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1, None),
-    "top_k": (-1, 0, 1 << 30, None),
-    "min_p": (0, None),
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "min_new_tokens": (0, None),
-    "logit_bias": (None, {}),
-    "stop": (None, [], ""),
-    "stop_regex": (None, [], ""),
-    "regex": (None, ""),
-    "json_schema": (None, ""),
-    "ebnf": (None, ""),
-    "structural_tag": (None, ""),
-    "custom_params": (None, {}),
-    "n": (1, None),
-}
 # SGLang's fields beside the sampling parameters that change what is answered, or what is sampled from, and the values that do not.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "text": (None, ""),
@@ -74,16 +54,6 @@ PLAIN_LOAD: dict[str, tuple[Any, ...]] = {
 # What clients of SGLang send along, and has no part in which tokens are sampled: of the text, of which there is none, and of
 # how often a stream tells.
 HARMLESS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
-NESTED = "request body: nested too deeply to be read"
-SLIP = 0.8  # how alike two names are where one is taken for a slip of the other: `store` is none of `stop`
-MOST_SHOWN = 80  # characters of what was found; and nothing so long is the slip of a name
-BIASED = "Only plain temperature sampling is served: anything else biases the importance ratios of training"
-
-
-class BadRequest(ValueError):
-    """The client's mistake; the text is for the client."""
-
-    status = 400
 
 
 class Conflict(BadRequest):
@@ -113,6 +83,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     routed_experts_start_len: int = 0
     extra_key: str | None = None
     stream: bool = False
+    # With `stream`: an event at most so often, in seconds, each with only what is new (docs/inference.md). 0: one for each token.
+    told_every_s: float = 0.0
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -172,6 +144,8 @@ def parse_generate(body: bytes) -> tuple[GenerateRequest, SamplingParams]:
         raise BadRequest(
             f"routed_experts_start_len: found {request.routed_experts_start_len}; allowed: 0..{len(request.input_ids)}"
         )
+    if not 0 <= request.told_every_s <= 3600:
+        raise BadRequest(f"told_every_s: found {request.told_every_s!r}; allowed: 0..3600")
     return request, sampling
 
 
@@ -181,43 +155,6 @@ def parse_update(body: bytes) -> UpdateRequest:
     refuse_others(fields, PLAIN_LOAD)
     refuse_unknown(fields, UpdateRequest.__struct_fields__, PLAIN_LOAD, where="")
     return asked
-
-
-def refuse_others(
-    fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], *, where: str = "", why: str = ""
-) -> None:
-    """Raises BadRequest for the first field with a value other than those that leave everything as it is."""
-    for name, allowed in neutral.items():
-        if name in fields and fields[name] not in allowed:
-            found = repr(fields[name])[:MOST_SHOWN]
-            raise BadRequest(f"{where}{name}: found {found}; allowed: {allowed[0]!r}{why and f'. {why}'}")
-
-
-def refuse_unknown(fields: Mapping[str, Any], served: Iterable[str], taken: Iterable[str], *, where: str) -> None:
-    """Raises BadRequest for the first field that is neither `served` nor `taken` (known, without effect): left out in silence,
-    something else would be sampled than was asked for."""
-    served, known = list(served), {*served, *taken}
-    for name in fields:
-        if name not in known:
-            hint = f". Did you mean {like}?" if (like := _like(name, known)) else ""
-            found = repr(fields[name])[:MOST_SHOWN]
-            raise BadRequest(
-                f"{where}{name[:MOST_SHOWN]}: found {found}, but no engine knows it; allowed: {', '.join(served)}{hint}"
-            )
-
-
-def refuse_slips(fields: Iterable[str], known: Iterable[str]) -> None:
-    """Raises BadRequest for the first field that is none of the `known`, and almost one of them. Others are let pass: clients
-    send much that has no part in what is sampled."""
-    known = set(known)
-    for name in fields:
-        if name not in known and (like := _like(name, known, SLIP)):
-            raise BadRequest(f"{name}: no field of this request. Did you mean {like}?")
-
-
-def _like(name: str, known: Iterable[str], close: float = 0.6) -> str:
-    """The nearest of the known names; "": none is near."""
-    return next(iter(get_close_matches(name, sorted(known), 1, close)), "") if len(name) <= MOST_SHOWN else ""
 
 
 def version_spans(versions_C: np.ndarray) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Reward: runs the hidden tests, scores behaviour, applies the length penalty, watches for drift.
 
-Consumes `rollouts.finished` (failed rollouts pass by: the scheduler reads the same topic) and `runs.control`; produces
+Consumes `rollouts.finished` (failed rollouts pass by: the scheduler reads the same topic) and `runs.state`; produces
 `rollouts.scored` and `alerts`. Grading is done by Celery workers (`python -m services.reward.grader`), a batch of attempts
 per job, each in a fresh sandbox; they leave verdicts in the object store.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from shared.settings import ServiceSettings
 
@@ -25,7 +26,49 @@ class RewardSettings(ServiceSettings):
 
 
 class GraderSettings(ServiceSettings):
-    sandbox: Literal["bubblewrap", "process"] = Field(
-        "bubblewrap", description="Where candidate code runs; a bare process only for code that you trust."
+    sandbox: Literal["bubblewrap", "docker", "kubernetes", "process"] = Field(
+        "bubblewrap",
+        description="Where candidate code runs; docker, kubernetes: attempts at repositories alone; process: functions, "
+        "only for code that you trust.",
     )
     grader_sandboxes: int = Field(2, ge=1, le=256, description="Attempts graded at a time by this worker.")
+    grader_queues: Literal["both", "short", "long"] = Field(
+        "both",
+        description="Gradings that this worker takes: long ones are those of repositories. `both` takes one of each at a time.",
+    )
+    judge_url: str = Field(
+        "",
+        pattern=r"^(https?://[^@\s]+)?$",
+        description="OpenAI-compatible endpoint of the rubric judge, such as `http://HOST:PORT/v1`; empty: none is asked "
+        "(docs/reward.md).",
+    )
+    judge_model: str = Field("", description="Model that the judge's endpoint is asked for.")
+    judge_key: SecretStr = Field(SecretStr(""), description="Key of the judge's endpoint; empty: none is sent.")
+    judge_rubric: Path | None = Field(
+        None, description="File with the judge's rubric; left out: one for the quality of a change."
+    )
+    judge_s: float = Field(
+        10.0,
+        ge=0.1,
+        le=25,
+        description="How long all attempts of a grading job together wait for the judge, in seconds.",
+    )
+
+    @field_validator("judge_rubric")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                path.read_text()
+            except (OSError, ValueError) as error:
+                raise ValueError(f"cannot be read ({error}); allowed: a text file") from None
+        return path
+
+    @model_validator(mode="after")
+    def _judge_has_a_model(self) -> GraderSettings:
+        if self.judge_url and not self.judge_model:
+            raise ValueError(
+                f"judge_model (ETUDE_JUDGE_MODEL): found '' with judge_url (ETUDE_JUDGE_URL) {self.judge_url!r}; allowed: a model "
+                "of that endpoint, or neither setting"
+            )
+        return self

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from queue import Empty
 from typing import Any
+from urllib.parse import unquote
 
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import sqlalchemy as original
@@ -36,7 +37,7 @@ def broker_url(url: str) -> str:
     """`sqla+sqlite:///PATH` goes through this transport; every other broker through its own."""
     if not url.startswith("sqla+sqlite:"):
         return url
-    path = url.removeprefix("sqla+sqlite:///").partition("?")[0]
+    path = unquote(url.removeprefix("sqla+sqlite:///").partition("?")[0])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     return f"{_ALIAS}+{url.removeprefix('sqla+')}"
 

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
-from services.reward import grading
-from services.reward.behaviour import findings
-from services.reward.jobs import Answer, Item, Job
+from services.reward.batches import graded_together
+from services.reward.behaviour import Behaviour, observed
+from services.reward.formats import Formats
+from services.reward.jobs import Answer, Item, Job, Unreadable
+from services.reward.judge import Judge, Question
 from services.reward.packs import Packs
-from shared.contracts.graded import Finding, Graded
+from services.reward.score import JUDGE
+from services.reward.term_worker import Look, Tool
+from services.reward.term_workers import TermWorkers
+from shared import terms
+from shared.contracts.graded import Graded
 from shared.contracts.messages import Verdict
-from shared.contracts.trajectory import unpack
+from shared.contracts.trajectory import Trajectory, unpack
+from shared.environments import Brief, Grading, InfrastructureError
+from shared.environments.registry import Environments
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
-from shared.problems import Hidden, Problem
 from shared.problems.pack import PackError
-from shared.sandbox import CallResult, FunctionRun
-from shared.sandbox.pool import FunctionPool
-
-CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))  # fails only where every run would
-
-log = structlog.get_logger()
+from shared.terms import Seen
 
 
 @dataclass(slots=True)
 class _Prepared:
-    """An attempt on its way through a job. `runs`: the final state and, for evaluations, the state after the first edit."""
+    """An attempt on its way through a job."""
 
     item: Item
-    problem: Problem
-    hidden: Hidden
-    found: dict[str, Finding]
-    runs: list[FunctionRun | Verdict]
+    kind: str
+    grading: Grading
+    behaviour: Behaviour
+    question: Question  # for the judge
 
 
 class Grader:
-    def __init__(self, objects: Objects, functions: FunctionPool, name: str) -> None:
+    """`workers`: compute the terms in a process that can be killed; None: they are computed in this one, and those that need the
+    text of the attempt have no answer. `formats`: of the runs; None: no text can be read. `judge`: None: none is asked."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        environments: Environments,
+        name: str,
+        *,
+        workers: TermWorkers | None = None,
+        formats: Formats | None = None,
+        judge: Judge | None = None,
+    ) -> None:
         self._objects = objects
-        self._functions = functions
+        self._environments = environments
         self._packs = Packs(objects)
         self._name = name
+        self._workers, self._formats, self._judge = workers, formats, judge
 
     def work(self, job: Job) -> Answer:
         """Leaves a verdict for every attempt that can be graded, and the answer. Failures of infrastructure that concern
@@ -55,30 +70,40 @@ class Grader:
                     results[i] = known
                 else:
                     prepared[i] = self._prepare(item)
-            except (ObjectMissing, ObjectDamaged, PackError, grading.Ungradable, ValueError) as error:
+            except (ObjectMissing, ObjectDamaged, PackError, InfrastructureError, ValueError) as error:
                 results[i] = f"{type(error).__name__}: {error}"
-        results.update(self._grade(prepared))
+        self._ask_judge(list(prepared.values()))
+        for kind in {attempt.kind for attempt in prepared.values()}:
+            results.update(self._grade(kind, {i: a for i, a in prepared.items() if a.kind == kind}))
         answer = Answer(results=[results[i] for i in range(len(job.items))])
         self._objects.put(job.answer_key, msgspec.json.encode(answer))
         return answer
 
-    def _grade(self, prepared: dict[int, _Prepared]) -> dict[int, Graded | str]:
-        """All in one go. Where that fails although sandboxes work, half by half: what breaks them, or cannot be given to one, is
-        found, and takes no other attempt along. Raises SandboxUnavailable where none works."""
-        try:
-            verdicts = self._run(list(prepared.values()))
-        except Exception as error:  # whatever one of them brings about
-            self._functions.run_sync([CANARY])
-            log.warning("sandbox_broken", attempts=[a.item.key.attempt for a in prepared.values()], error=str(error))
-            if len(prepared) == 1:
-                return dict.fromkeys(prepared, f"{type(error).__name__}: {error}")
-            entries = list(prepared.items())
-            half = len(entries) // 2
-            return self._grade(dict(entries[:half])) | self._grade(dict(entries[half:]))
+    def _ask_judge(self, prepared: Sequence[_Prepared]) -> None:
+        if self._judge is not None and prepared:
+            answers = self._judge.findings([attempt.question for attempt in prepared])
+            for attempt, answer in zip(prepared, answers, strict=True):
+                attempt.behaviour.add(JUDGE, answer)
+
+    def _grade(self, kind: str, prepared: dict[int, _Prepared]) -> dict[int, Graded | str]:
+        """Grade attempts at problems of one kind in one go. Raises SandboxUnavailable where no sandbox works."""
+        answers = graded_together(self._environments, kind, [attempt.grading for attempt in prepared.values()])
         return {
-            i: self._keep(attempt.item, Graded(verdict=verdict, findings=attempt.found, grader=self._name))
-            for (i, attempt), verdict in zip(prepared.items(), verdicts, strict=True)
+            i: answer if isinstance(answer, str) else self._kept(attempt, answer)
+            for (i, attempt), answer in zip(prepared.items(), answers, strict=True)
         }
+
+    def _kept(self, attempt: _Prepared, verdict: Verdict) -> Graded:
+        graded = Graded(
+            verdict=msgspec.structs.replace(
+                verdict, failed=[]
+            ),  # many services read verdicts, and tests are hidden from most
+            findings=attempt.behaviour.findings,
+            grader=self._name,
+            quarantined=attempt.behaviour.quarantined,
+            terms=computed() if self._judge is None else [*computed(), JUDGE],
+        )
+        return self._keep(attempt.item, graded)
 
     def _known(self, item: Item) -> Graded | None:
         try:
@@ -87,39 +112,54 @@ class Grader:
             return None
 
     def _keep(self, item: Item, graded: Graded) -> Graded:
-        """The first verdict wins, whoever wrote it."""
+        """Keep the first verdict on this trajectory, whoever wrote it."""
         if self._objects.put_if_absent(item.verdict_key, msgspec.json.encode(graded)) is None:
             return self._known(item) or graded
         return graded
+
+    def _trajectory(self, item: Item) -> tuple[bytes, Trajectory]:
+        """Return the trajectory, packed and unpacked. Raises Unreadable."""
+        try:
+            packed = self._objects.get(item.trajectory)
+            return packed, unpack(packed)
+        except (ObjectMissing, ObjectDamaged, ValueError) as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
 
     def _prepare(self, item: Item) -> _Prepared:
         if item.pack is None:
             raise PackError(f"no public pack is known for the hidden pack {item.pack_hidden.key}")
         problem, hidden = self._packs.problem(item.pack, item.pack_hidden, item.key.problem)
-        trajectory = unpack(self._objects.get(item.trajectory))
-        states = [trajectory.files]
-        if trajectory.first_edit_files is not None:
-            states.append(trajectory.first_edit_files)
-        runs: list[FunctionRun | Verdict] = []
-        for files in states:
-            try:
-                runs.append(grading.run_of(problem, hidden, files))
-            except grading.TaskError as error:
-                total = len(grading.cases(problem, hidden))
-                runs.append(Verdict(solved=False, passed=0, total=total, error=str(error)))
-        return _Prepared(item, problem, hidden, findings(trajectory, problem.files), runs)
+        packed, trajectory = self._trajectory(item)
+        environment = self._environments.of(problem)
+        submission = trajectory.submission
+        given = environment.given(problem, [*submission.files, *submission.changes])
+        brief = environment.brief(problem)
+        if self._workers is None:
+            behaviour = observed(Seen(trajectory, given), computed())
+        else:
+            folder, why = self._formats.of(item.run) if self._formats is not None else ("", "")
+            behaviour = self._workers.look(look_of(packed, given, brief, folder, why))
+        question = Question(task_of(brief), given, Seen(trajectory, given).after)
+        return _Prepared(item, problem.kind, Grading(problem, hidden, submission), behaviour, question)
 
-    def _run(self, attempts: list[_Prepared]) -> list[Verdict]:
-        """Every distinct state of every attempt in its own sandbox, all in one go."""
-        wanted = [[run for run in a.runs if isinstance(run, FunctionRun)] for a in attempts]
-        distinct = [list(dict.fromkeys(runs)) for runs in wanted]
-        flat = iter(self._functions.run_sync([run for runs in distinct for run in runs]))
-        verdicts = []
-        for attempt, runs in zip(attempts, distinct, strict=True):
-            results: dict[FunctionRun, list[CallResult]] = {run: next(flat) for run in runs}
-            final, *first = [
-                run if isinstance(run, Verdict) else grading.judge(attempt.problem, attempt.hidden, results[run])
-                for run in attempt.runs
-            ]
-            verdicts.append(msgspec.structs.replace(final, first_edit_solved=first[0].solved) if first else final)
-        return verdicts
+
+def computed() -> list[str]:
+    """Return the terms that are computed from an attempt alone: all but the judge's."""
+    return [name for name in terms.names() if name != JUDGE]
+
+
+def task_of(brief: Brief) -> str:
+    return "\n".join(message.content for message in brief.messages if message.role == "user")
+
+
+def look_of(packed: bytes, given: Mapping[str, str], brief: Brief, folder: str, unreadable: str) -> Look:
+    """Return what the terms look at. `folder`: of the run's tokenizer; the empty string: `unreadable` says why there is none."""
+    return Look(
+        names=computed(),
+        trajectory=packed,
+        before=dict(given),
+        tools=[Tool(tool.name, tool.description, dict(tool.parameters), tool.effect) for tool in brief.tools],
+        task=task_of(brief),
+        checkpoint=folder,
+        unreadable=unreadable,
+    )

@@ -1,7 +1,8 @@
 """`python -m services.reward.grader`: a Celery worker that grades.
 
-The worker takes one job at a time and runs its attempts in `grader_sandboxes` sandboxes at once; to grade more, start more
-graders. It runs in a thread beside the health endpoints. SIGTERM: the job in hand is finished, no other is taken.
+The worker takes one job of each queue at a time and runs the attempts of functions in `grader_sandboxes` sandboxes at once; to
+grade more, start more graders. Each queue has a thread and a Celery worker of its own, so a long grading delays no short one;
+`grader_queues` limits a grader to one of them. SIGTERM: the jobs in hand are finished, no other is taken.
 
 A grader whose sandbox breaks takes no more jobs until a sandbox works again, and is not ready meanwhile. It leaves the job
 in hand without an answer, like one that died: the service gives it again, and no attempt is blamed.
@@ -13,7 +14,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,28 +24,36 @@ from celery.worker import WorkController, state
 from prometheus_client import Counter
 
 from services.reward.config import GraderSettings
-from services.reward.grade import CANARY, Grader
-from services.reward.jobs import QUEUE, TASK, Job, celery_app, watched
-from shared import objects, sandbox
+from services.reward.formats import Formats
+from services.reward.grade import Grader
+from services.reward.jobs import LONG_QUEUE, QUEUE, TASK, Job, celery_app, watched
+from services.reward.judge import RUBRIC, Endpoint, Judge
+from services.reward.term_workers import TermWorkers
+from shared import objects
+from shared.environments import Places
+from shared.environments.places import opened_places
+from shared.environments.registry import Environments
+from shared.objects import Objects
 from shared.sandbox import SandboxUnavailable
-from shared.sandbox.pool import FunctionPool
 from shared.settings import load
 from shared.telemetry import Health, configure_logs, draining
 from shared.telemetry_spans import span
 
 ATTEMPTS = Counter("etude_grader_attempts_total", "Attempts graded, by outcome.", ["outcome"])
+QUARANTINED = Counter("etude_grader_terms_quarantined_total", "Attempts for which a term had no answer.", ["term"])
 SECONDS = Counter("etude_grader_busy_seconds_total", "Time spent on jobs.")
 CANARY_EVERY_S = 5.0
-JOIN_S = 60.0  # a job in hand takes a second or two
+JOIN_S = 60.0  # a short job takes a second or two; a long one may be left, and the service gives it again
+QUEUES = {"both": (QUEUE, LONG_QUEUE), "short": (QUEUE,), "long": (LONG_QUEUE,)}
 
 log = structlog.get_logger()
 
 
-async def sandbox_ready(functions: FunctionPool, health: Health, stop: asyncio.Event) -> bool:
+async def sandbox_ready(environments: Environments, health: Health, stop: asyncio.Event) -> bool:
     """Waits until a sandbox works: a grader without one would take jobs only to fail them. False: told to stop."""
     while not stop.is_set():
         try:
-            await functions.run([CANARY])
+            await environments.check()
         except SandboxUnavailable as error:
             health.wait_on("sandbox")
             log.error("sandbox_unavailable", error=str(error))
@@ -59,13 +69,18 @@ async def sandbox_ready(functions: FunctionPool, health: Health, stop: asyncio.E
 
 
 class Worker:
-    """Celery's worker in a thread of this process. `finished` is set when it has ended, whatever ended it. `ready` returns
-    when a sandbox works again, or when this process is told to stop."""
+    """Celery's worker for one queue, in a thread of this process. `finished` is set when it has ended, whatever ended it. `ready`
+    returns when a sandbox works again, or when this process is told to stop."""
 
     def __init__(
-        self, settings: GraderSettings, grader: Grader, ready: Callable[[], Coroutine[Any, Any, object]]
+        self,
+        settings: GraderSettings,
+        grader: Grader,
+        ready: Callable[[], Coroutine[Any, Any, object]],
+        queue: str = QUEUE,
     ) -> None:
         self._app = celery_app(settings.jobs_url)
+        self._queue = queue
         self.finished = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -94,9 +109,11 @@ class Worker:
                 return
             for result in answer.results:
                 ATTEMPTS.labels("failed" if isinstance(result, str) else "graded").inc()
+                for name in () if isinstance(result, str) else result.quarantined:
+                    QUARANTINED.labels(name).inc()
             SECONDS.inc(time.perf_counter() - started)
 
-        self._thread = threading.Thread(target=self._run, name="celery", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"celery-{queue}", daemon=True)
 
     def start(self) -> None:
         state.should_stop = None
@@ -113,11 +130,11 @@ class Worker:
                 app=self._app,
                 pool_cls="solo",
                 concurrency=1,
-                queues=[QUEUE],
+                queues=[self._queue],
                 without_gossip=True,
                 without_mingle=True,
                 without_heartbeat=True,
-                hostname="grader@local",
+                hostname=f"{self._queue}@local",
                 loglevel="WARNING",
             ).start()
         except Exception:
@@ -128,24 +145,48 @@ class Worker:
 
 async def run(settings: GraderSettings) -> None:
     async with draining() as stop, Health("grader", settings) as health:
-        functions = sandbox.connect(settings.sandbox, settings.grader_sandboxes)
-        try:
-            if not await sandbox_ready(functions, health, stop):
+        store = objects.connect(settings.objects_url)
+        async with opened_places(settings, settings.grader_sandboxes, store, settings.sandbox) as places:
+            if not await sandbox_ready(Environments(places), health, stop):
                 return
-            worker = Worker(
-                settings,
-                Grader(objects.connect(settings.objects_url), functions, health.name),
-                lambda: sandbox_ready(functions, health, stop),
-            )
-            worker.start()
-            async with watched(settings.jobs_url, health):
-                ended = [asyncio.create_task(stop.wait()), asyncio.create_task(worker.finished.wait())]
+            async with _working(settings, places, store, health, stop) as workers, watched(settings.jobs_url, health):
+                ended = [asyncio.create_task(each.wait()) for each in (stop, *(one.finished for one in workers))]
                 await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
-                if worker.finished.is_set() and not stop.is_set():
-                    raise SystemExit("grader: the Celery worker ended by itself; see the log above")
-                await worker.stop()
-        finally:
-            await functions.close()
+                if not stop.is_set():
+                    raise SystemExit("grader: a Celery worker ended by itself; see the log above")
+
+
+def judge_of(settings: GraderSettings, store: Objects) -> Judge | None:
+    """Return the judge that the settings name; None: they name none."""
+    if not settings.judge_url:
+        return None
+    rubric = RUBRIC if settings.judge_rubric is None else settings.judge_rubric.read_text()
+    key = settings.judge_key.get_secret_value()
+    return Judge(Endpoint(settings.judge_url, settings.judge_model, key, rubric, settings.judge_s), store)
+
+
+@contextlib.asynccontextmanager
+async def _working(
+    settings: GraderSettings, places: Places, store: Objects, health: Health, stop: asyncio.Event
+) -> AsyncIterator[list[Worker]]:
+    """Run a worker for each queue. Each has its own environments, packs and term worker: none of them is for two threads."""
+    terms, workers = [], []
+    for queue in QUEUES[settings.grader_queues]:
+        environments = Environments(places)
+        terms.append(TermWorkers())
+        formats = Formats(store, settings.state / "grader" / "formats")
+        grader = Grader(
+            store, environments, health.name, workers=terms[-1], formats=formats, judge=judge_of(settings, store)
+        )
+        ready = partial(sandbox_ready, environments, health, stop)
+        workers.append(Worker(settings, grader, ready, queue))
+        workers[-1].start()
+    try:
+        yield workers
+    finally:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        for each in terms:
+            each.close()
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ Invariants:
 - Silence is no failure of an attempt while all graders are silent: it is asked for again and again, in ever smaller jobs,
   ever more patiently. Only an attempt whose own jobs, alone, stay unanswered while later ones are answered (it seems to
   kill its grader) is given up.
+- Gradings that take long (`Item.seconds`) go in small jobs of their own, through a queue of their own. Each queue has a patience
+  of its own, which grows by its longest job that is out: a grader that is busy with one is not silent.
 - Reported failures of infrastructure are counted; after `tries` the attempt is given up.
 """
 
@@ -17,6 +19,7 @@ import contextlib
 import random
 import time
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -25,13 +28,14 @@ import msgspec
 import structlog
 
 from services.reward import metrics
-from services.reward.jobs import ANSWERS, QUEUE, TASK, Answer, Item, Job, celery_app
+from services.reward.jobs import ANSWERS, LONG_QUEUE, QUEUE, TASK, Answer, Item, Job, celery_app
 from shared.contracts.graded import Graded
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.telemetry import Health
 
 LOOK_S = 0.05  # between looks for an answer, while any is outstanding
 FIRST_DELAY_S, LAST_DELAY_S = 1.0, 15.0  # after a reported failure; doubles
+SLOW_BATCH = 4  # attempts of a job whose gradings take long: as many as a grader with a few cores runs at a time
 MAX_SILENT = 3  # unanswered jobs of one attempt alone
 MOST_PATIENCES = 8  # between two jobs for the same attempts while no grader answers; doubles up to here
 FORGET_AFTER = 20  # patiences; then an unanswered job is not looked for any more
@@ -58,10 +62,10 @@ class CeleryJobs:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="celery")
 
     async def send(self, job: Job) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, msgspec.to_builtins(job))
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, job)
 
-    def _send(self, job: object) -> None:
-        self._app.send_task(TASK, args=[job], queue=QUEUE, retry=False)
+    def _send(self, job: Job) -> None:
+        self._app.send_task(TASK, args=[msgspec.to_builtins(job)], queue=job.queue, retry=False)
 
     async def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -94,6 +98,30 @@ class _Sent:
     given_again: float | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One queue and the graders behind it. `size`: attempts per job, at most. `waits_on`: the health check that says that no
+    grader answers. `answered`: when the last answer came."""
+
+    queue: str
+    size: int
+    waits_on: str
+    waiting: asyncio.Queue[_Chunk] = field(default_factory=asyncio.Queue)
+    sent: list[_Sent] = field(default_factory=list)
+    answered: float = 0.0
+
+    def patience_s(self, setting: float) -> float:
+        """Return the setting plus the longest job that is out."""
+        longest = (sum(p.item.seconds for p in sent.pending) for sent in self.sent if sent.given_again is None)
+        return setting + max(longest, default=0.0)
+
+    def overdue(self, sent: _Sent, now: float, setting: float) -> bool:
+        patience_s = self.patience_s(setting)
+        if sent.overtaken is not None:
+            return now - sent.overtaken > patience_s
+        return now - max(sent.at, self.answered) > sent.patiences * patience_s
+
+
 @dataclass(slots=True)
 class Graders:
     """`async with Graders(...)` runs the background work; `grade` may be called by any number of tasks."""
@@ -105,15 +133,22 @@ class Graders:
     linger_s: float
     patience_s: float
     tries: int
-    _waiting: asyncio.Queue[_Chunk] = field(default_factory=asyncio.Queue)
-    _sent: list[_Sent] = field(default_factory=list)
+    _short: _Lane = field(init=False)
+    _long: _Lane = field(init=False)
     _any_sent: asyncio.Event = field(default_factory=asyncio.Event)
-    _answered: float = 0.0  # when the last answer came
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._short = _Lane(QUEUE, self.batch, "graders")
+        self._long = _Lane(LONG_QUEUE, min(self.batch, SLOW_BATCH), "graders of long gradings")
 
     async def __aenter__(self) -> Graders:
         await asyncio.to_thread(self._sweep)
-        self._tasks = [asyncio.create_task(self._send_batches()), asyncio.create_task(self._look())]
+        self._tasks = [
+            asyncio.create_task(self._send_batches(self._short)),
+            asyncio.create_task(self._send_batches(self._long)),
+            asyncio.create_task(self._look()),
+        ]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -128,7 +163,8 @@ class Graders:
     async def grade(self, item: Item) -> Graded:
         """Raises GradingFailed."""
         pending = _Pending(item, asyncio.get_running_loop().create_future())
-        self._waiting.put_nowait(_Chunk([pending]))
+        lane = self._long if item.seconds else self._short
+        lane.waiting.put_nowait(_Chunk([pending]))
         return await pending.future
 
     @property
@@ -140,34 +176,35 @@ class Graders:
         with contextlib.suppress(OSError):
             self._delete(list(self.objects.list(f"{self._prefix}/")))
 
-    async def _send_batches(self) -> None:
+    async def _send_batches(self, lane: _Lane) -> None:
         while True:
-            chunk = await self._waiting.get()
+            chunk = await lane.waiting.get()
             if not chunk.whole:
-                chunk = await self._gather(chunk.pending)
-            await self._send(chunk)
+                chunk = await self._gather(chunk.pending, lane)
+            await self._send(chunk, lane)
 
-    async def _gather(self, batch: list[_Pending]) -> _Chunk:
+    async def _gather(self, batch: list[_Pending], lane: _Lane) -> _Chunk:
         """More of the same until the batch is full or has waited long enough."""
         deadline = time.monotonic() + self.linger_s
-        while len(batch) < self.batch:
+        while len(batch) < lane.size:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    following = await self._waiting.get()
+                    following = await lane.waiting.get()
             except TimeoutError:
                 break
             if following.whole:
-                await self._send(following)
+                await self._send(following, lane)
             else:
                 batch += following.pending
         return _Chunk(batch)
 
-    async def _send(self, chunk: _Chunk) -> None:
+    async def _send(self, chunk: _Chunk, lane: _Lane) -> None:
         sent = _Sent(f"{self._prefix}/{uuid.uuid4().hex}.json", chunk.pending, chunk.patiences)
+        job = Job(answer_key=sent.key, items=[p.item for p in chunk.pending], queue=lane.queue)
         delay = 0.1
         while True:
             try:
-                await self.jobs.send(Job(answer_key=sent.key, items=[p.item for p in chunk.pending]))
+                await self.jobs.send(job)
                 break
             except Exception as error:  # whatever the broker's client raises: the queue is away
                 log.warning("jobs_unavailable", error=f"{type(error).__name__}: {error}")
@@ -177,39 +214,45 @@ class Graders:
         self.health.clear("jobs")
         metrics.JOBS.inc()
         sent.at = time.monotonic()
-        self._sent.append(sent)
+        lane.sent.append(sent)
         self._any_sent.set()
 
     async def _look(self) -> None:
+        lanes = (self._short, self._long)
         while True:
-            if not self._sent:
+            if not any(lane.sent for lane in lanes):
                 self._any_sent.clear()
                 await self._any_sent.wait()
             await asyncio.sleep(LOOK_S)
-            answers, error = await asyncio.to_thread(self._read, [sent.key for sent in self._sent])
+            answers, error = await asyncio.to_thread(self._read, [sent.key for lane in lanes for sent in lane.sent])
             if error is None:
                 self.health.clear("objects")
             else:  # the object store is away; the other answers will not run away
                 log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}")
                 self.health.wait_on("objects")
             now = time.monotonic()
-            for sent in list(self._sent):
-                answer = answers.get(sent.key)
-                if answer is not None and len(answer.results) != len(sent.pending):  # no answer to this job
-                    log.warning("answer_unfit", key=sent.key, results=len(answer.results), expected=len(sent.pending))
-                elif answer is not None:
-                    self._sent.remove(sent)
-                    self._settle(sent, answer)
-                    continue
-                if error is not None:
-                    continue  # it may be answered
-                elif sent.given_again is not None:
-                    if now - sent.given_again > FORGET_AFTER * self.patience_s:
-                        self._sent.remove(sent)
-                elif self._overdue(sent, now):
-                    self._give_again(sent, now)
+            for lane in lanes:
+                self._examine(lane, answers, now, complete=error is None)
             if error is not None:
                 await asyncio.sleep(FIRST_DELAY_S)
+
+    def _examine(self, lane: _Lane, answers: Mapping[str, Answer], now: float, *, complete: bool) -> None:
+        """Act on the answers. `complete`: False: the object store failed, so an unread answer may be there."""
+        for sent in list(lane.sent):
+            answer = answers.get(sent.key)
+            if answer is not None and len(answer.results) != len(sent.pending):  # no answer to this job
+                log.warning("answer_unfit", key=sent.key, results=len(answer.results), expected=len(sent.pending))
+            elif answer is not None:
+                lane.sent.remove(sent)
+                self._settle(lane, sent, answer)
+                continue
+            if not complete:
+                continue
+            if sent.given_again is not None:
+                if now - sent.given_again > FORGET_AFTER * lane.patience_s(self.patience_s):
+                    lane.sent.remove(sent)
+            elif lane.overdue(sent, now, self.patience_s):
+                self._give_again(lane, sent, now)
 
     def _read(self, keys: list[str]) -> tuple[dict[str, Answer], Exception | None]:
         """Takes the answers that are there; and what kept us from looking further. What was taken is always returned:
@@ -236,17 +279,12 @@ class Graders:
             for key in keys:
                 self.objects.delete(key)
 
-    def _overdue(self, sent: _Sent, now: float) -> bool:
-        if sent.overtaken is not None:
-            return now - sent.overtaken > self.patience_s
-        return now - max(sent.at, self._answered) > sent.patiences * self.patience_s
-
-    def _settle(self, sent: _Sent, answer: Answer) -> None:
-        self._answered = now = time.monotonic()
-        for earlier in self._sent:
+    def _settle(self, lane: _Lane, sent: _Sent, answer: Answer) -> None:
+        lane.answered = now = time.monotonic()
+        for earlier in lane.sent:
             if earlier.at < sent.at and earlier.overtaken is None:
                 earlier.overtaken = now
-        self.health.clear("graders")
+        self.health.clear(lane.waits_on)
         for pending, result in zip(sent.pending, answer.results, strict=True):
             if pending.future.done():
                 continue
@@ -259,15 +297,15 @@ class Graders:
                 continue
             delay = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** (pending.failures - 1))
             log.warning("grading_failed", attempt=pending.item.key.attempt, reason=result, again_in_s=delay)
-            asyncio.get_running_loop().call_later(delay, self._waiting.put_nowait, _Chunk([pending]))
+            asyncio.get_running_loop().call_later(delay, lane.waiting.put_nowait, _Chunk([pending]))
 
-    def _give_again(self, sent: _Sent, now: float) -> None:
+    def _give_again(self, lane: _Lane, sent: _Sent, now: float) -> None:
         sent.given_again, overtaken = now, sent.overtaken is not None
         pending = [p for p in sent.pending if not p.future.done()]
         if not pending:
             return
         if not overtaken:
-            self.health.wait_on("graders")
+            self.health.wait_on(lane.waits_on)
         log.warning("grading_overdue", attempts=len(pending), overtaken=overtaken)
         if len(pending) == 1:
             pending[0].silent += overtaken
@@ -276,10 +314,10 @@ class Graders:
                 pending[0].future.set_exception(GradingFailed(reason))
                 return
         half = (len(pending) + 1) // 2
-        patiences = 1 if overtaken or self._answered > sent.at else min(MOST_PATIENCES, 2 * sent.patiences)
+        patiences = 1 if overtaken or lane.answered > sent.at else min(MOST_PATIENCES, 2 * sent.patiences)
         for part in (pending[:half], pending[half:]):
             if part:
-                self._waiting.put_nowait(_Chunk(part, whole=True, patiences=patiences))
+                lane.waiting.put_nowait(_Chunk(part, whole=True, patiences=patiences))
         if len(pending) == 1 and not overtaken:
             # The last of all has nobody behind it that could overtake it. An empty job tells a killer from graders that are away.
-            self._waiting.put_nowait(_Chunk([], whole=True))
+            lane.waiting.put_nowait(_Chunk([], whole=True))

@@ -1,7 +1,10 @@
 """What the reward service and its graders say to each other: jobs by Celery, results by the object store.
 
-Celery is a pool of hands, never the record. A job names attempts; what comes of it is one object per attempt, the verdict
+Celery is a pool of hands, never the record. A job names attempts; what comes of it is one object per trajectory, the verdict
 (put if absent: the first one wins), and one per job, the answer, which the service reads, acts on and deletes.
+
+Invariant: a job's gradings are all short or all long (`Item.seconds`), and each sort has a queue of its own. A grading of ten
+minutes therefore delays no short one.
 """
 
 from __future__ import annotations
@@ -21,30 +24,43 @@ from shared.contracts.messages import AttemptKey
 from shared.contracts.run import Ref
 from shared.telemetry import Health
 
-QUEUE = "grading"
+QUEUE = "grading"  # of short gradings
+LONG_QUEUE = "grading.long"
 TASK = "etude.grade"
 ANSWERS = "grading"  # prefix of the answers in the object store
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to grade. `pack`: the public part of its problems; None where the message did not say. `trace`: what its
-    spans hang below (shared.telemetry_spans)."""
+    """Names one attempt to grade.
+
+    `pack`, `pack_hidden`: the public and the hidden part of the pack that its problem is from; None for `pack`:
+    unknown, and the grading fails. `seconds`: how long the grading may take; 0: no longer than the service waits
+    anyway. `trace`: headers that put the grader's spans below the service's span; empty: there is no tracing.
+    """
 
     run: str
     key: AttemptKey
     trajectory: Ref
     pack: Ref | None
     pack_hidden: Ref
+    seconds: float = 0.0
     trace: dict[str, str] = {}
 
     @property
     def verdict_key(self) -> str:
-        return verdict_key(self.run, self.key)
+        return verdict_key(self.run, self.key, self.trajectory)
+
+
+class Unreadable(ValueError):
+    """The rollout itself is damaged or lost: nothing can be graded, however often it is tried."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`queue`: the queue that carries it."""
+
     answer_key: str
     items: list[Item]
+    queue: str = QUEUE
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,17 +4,19 @@ Each figure is compared between the first WINDOW groups of a run under one rewar
 share that is solved with that of its best WINDOW. A change counts where it is beyond its bound and beyond what chance does:
 SIGMAS standard errors of the difference, by groups, since attempts at one problem are much alike (the variance of a mean of
 clusters, Liang and Zeger 1986). An alarm sounds once, and again only after the figure has been back within half of its bound.
+
+False alarms, by simulation of a policy that does not change (tests/unit/reward/test_monitors.py): none in 150 runs of 700 groups
+with all six alarms, so fewer than 2 % of such runs have one (95 % confidence).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import hypot, sqrt
 from typing import NamedTuple
 
-from shared.contracts.graded import Finding
 from shared.contracts.messages import Alert, RolloutScored
 from shared.contracts.run import Purpose
 
@@ -89,8 +91,9 @@ class DriftWatch:
     def __init__(self) -> None:
         self._watches: dict[tuple[str, str], _Watch] = {}
 
-    def observe(self, scored: RolloutScored, findings: Mapping[str, Finding]) -> list[Alert]:
-        """Alerts that this attempt sets off. Evaluation attempts are not practice and do not count."""
+    def observe(self, scored: RolloutScored, findings: Collection[str]) -> list[Alert]:
+        """Return the alerts that this attempt sets off. Evaluation attempts are not practice and do not count, nor does an
+        attempt count twice. `findings`: names of the behaviour terms that found something."""
         if scored.key.purpose is not Purpose.train:
             return []
         watch = self._watches.setdefault((scored.run, scored.reward_config), _Watch())
@@ -104,6 +107,9 @@ class DriftWatch:
             tokens=float(scored.effort.sampled_tokens),
         )
         group = scored.key.group
+        known = watch.first.get(group) or watch.latest.get(group)
+        if known is not None and any(one.attempt == sample.attempt for one in known.samples):
+            return []
         if group in watch.first or len(watch.first) < WINDOW:
             watch.first.setdefault(group, _Group()).add(sample)
             return []

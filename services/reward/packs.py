@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import xxhash
+
 from shared.contracts.run import Ref
 from shared.objects import Objects
 from shared.problems import Hidden, Problem
-from shared.problems.pack import Lines, PackError
+from shared.problems.pack import Lines, PackError, Part
 
 REMEMBERED = 4  # packs: a run's and its evaluation's; each some megabytes
 
@@ -20,6 +22,15 @@ class Packs:
         self._objects = objects
         self._problems: OrderedDict[str, Lines[Problem]] = OrderedDict()
         self._hidden: OrderedDict[str, Lines[Hidden]] = OrderedDict()
+
+    def hold(self, data: bytes, part: Part) -> Ref:
+        """Take a part that is in no object store, and return what to ask for it by. Raises PackError."""
+        ref = Ref(key=f"{part} part", size=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+        if part == "public":
+            self._problems[ref.checksum] = Lines(data, Problem)
+        else:
+            self._hidden[ref.checksum] = Lines(data, Hidden)
+        return ref
 
     def problem(self, pack: Ref, pack_hidden: Ref, problem: str) -> tuple[Problem, Hidden]:
         """Raises ObjectMissing, ObjectDamaged, PackError."""

@@ -1,4 +1,4 @@
-"""Reward configurations and packs of runs, as `runs.control` announces them. Looked up by id: no group mixes two."""
+"""Reward configurations and packs of runs, as `runs.state` announces them. Looked up by id: no group mixes two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from services.reward import score
-from shared.contracts.messages import RolloutFinished, RunControl
+from shared.contracts.messages import RolloutFinished, RunStatus
 from shared.contracts.run import Ref, RewardConfig, RunConfig
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 
@@ -30,9 +30,9 @@ class Runs:
         self._configs: dict[str, RunConfig] = {}  # by checksum
         self._warned: set[str] = set()  # checksums
 
-    def control(self, message: RunControl) -> None:
-        if message.config is not None:  # kept when the run is finished: it may be resumed without one
-            self._announced.setdefault(message.run, {}).setdefault(message.config.checksum, message.config)
+    def hear(self, status: RunStatus) -> None:
+        for config in status.configs:  # kept when the run is finished: it may be resumed
+            self._announced.setdefault(status.run, {}).setdefault(config.checksum, config)
 
     async def reward(self, run: str, config_id: str) -> RewardConfig | None:
         """None: not announced yet. Raises UnusableConfig."""

@@ -10,14 +10,14 @@ import structlog
 from services.reward import metrics
 from services.reward.config import RewardSettings
 from services.reward.graders import Graders, GradingFailed, Jobs
-from services.reward.jobs import Item
-from services.reward.monitors import DriftWatch
+from services.reward.jobs import Item, Unreadable
 from services.reward.runs import Runs, UnusableConfig
-from services.reward.score import score
+from services.reward.score import missing, score
+from services.reward.watching import Watching
 from shared.bus import Bus, Delivery
 from shared.contracts import topics
 from shared.contracts.graded import Graded
-from shared.contracts.messages import RolloutFailed, RolloutFinished, RolloutScored
+from shared.contracts.messages import Alert, RolloutFailed, RolloutFinished, RolloutScored
 from shared.contracts.run import RewardConfig
 from shared.objects import Objects
 from shared.telemetry import Health
@@ -27,6 +27,7 @@ UNKNOWN_CONFIG_RETRY_S = 1.0  # its announcement may still be on its way
 UNKNOWN_CONFIG_TRIES = 60
 AFTER_ERROR_RETRY_S = 2.0
 REASON_CHARS = 2000
+UNREADABLE = f"{Unreadable.__name__}: "  # how a grader says that the rollout itself cannot be read
 
 log = structlog.get_logger()
 
@@ -43,12 +44,14 @@ async def serve(
     service = RewardService(bus, objects, graders, health.name)
     async with graders, asyncio.TaskGroup() as group:
         listening = group.create_task(service.listen())
+        watching = group.create_task(service.watching.run())
         taking = group.create_task(service.take(group, config.reward_in_flight))
         grading = group.create_task(graders.ended())
         await stop.wait()
         taking.cancel()
         listening.cancel()
         await service.drain(config.reward_linger_s + 5.0)
+        watching.cancel()
         grading.cancel()
 
 
@@ -58,13 +61,14 @@ class RewardService:
         self._graders = graders
         self._name = name
         self._runs = Runs(objects)
-        self._watch = DriftWatch()
+        self.watching = Watching(bus)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._said_missing: set[tuple[str, str, str]] = set()  # (run, reward configuration, term)
         self._unknown: dict[str, int] = {}  # attempt -> how often its reward configuration was not to be found
 
     async def listen(self) -> None:
-        async for delivery in self._bus.deliveries([topics.RUNS_CONTROL], None, 16):
-            self._runs.control(delivery.message)
+        async for delivery in self._bus.deliveries([topics.RUNS_STATE], None, 16):
+            self._runs.hear(delivery.message)
             delivery.done()
 
     async def take(self, group: asyncio.TaskGroup, in_flight: int) -> None:
@@ -126,12 +130,14 @@ class RewardService:
                 trajectory=message.trajectory,
                 pack=await self._runs.pack(message),
                 pack_hidden=message.pack_hidden,
+                seconds=message.grading_s,
                 trace=carry(),
             )
         )
 
     async def _score(self, message: RolloutFinished, config: RewardConfig, graded: Graded) -> None:
-        reward, terms = score(config, graded.verdict, message.effort, graded.findings)
+        without = missing(config, graded)
+        reward, terms = score(config, graded.verdict, message.effort, graded.findings, without)
         scored = RolloutScored(
             run=message.run,
             key=message.key,
@@ -144,19 +150,40 @@ class RewardService:
             stop=message.stop,
             oldest_version=message.oldest_version,
             newest_version=message.newest_version,
+            found=sorted(graded.findings),
         )
+        self.watching.scored(message.key.attempt)
         await self._bus.publish(topics.ROLLOUTS_SCORED, message.key.attempt, scored)
         metrics.SCORED.labels(message.run, "solved" if graded.verdict.solved else "unsolved").inc()
         for name, value in terms.items():
             metrics.REWARD.labels(message.run, name).inc(abs(value))
-        for alert in self._watch.observe(scored, graded.findings):
-            log.warning("drift", run=message.run, alert=alert.name, what=alert.what)
+        await self._say_missing(message, config.id, without)
+
+    async def _say_missing(self, message: RolloutFinished, config: str, without: dict[str, str]) -> None:
+        """Alert once for each term and configuration that a term with a weight could not be computed for an attempt."""
+        for name, reason in without.items():
+            log.warning("term_quarantined", run=message.run, attempt=message.key.attempt, term=name, reason=reason)
+            if (message.run, config, name) in self._said_missing:
+                continue
+            self._said_missing.add((message.run, config, name))
+            what = (
+                f"the term {name!r} of reward configuration {config!r} adds nothing to attempts like this one: {reason}"
+            )
+            alert = Alert(
+                run=message.run, name="term_quarantined", severity="warning", what=what, examples=[message.key.attempt]
+            )
             await self._bus.publish(topics.ALERTS, message.run, alert)
 
     async def _fail(self, message: RolloutFinished, reason: str, delivery: Delivery) -> None:
         log.error("grading_given_up", run=message.run, attempt=message.key.attempt, reason=reason)
         failed = RolloutFailed(
-            run=message.run, key=message.key, reason=f"grading: {reason}"[:REASON_CHARS], worker=self._name
+            run=message.run,
+            key=message.key,
+            reason=f"grading: {reason}"[:REASON_CHARS],
+            worker=self._name,
+            trajectory=message.trajectory,
+            # What cannot be read cannot be graded either, however often: only then is the attempt sampled again.
+            again="sample" if reason.startswith(UNREADABLE) else "grade",
         )
         try:
             await self._bus.publish(topics.ROLLOUTS_SCORED, message.key.attempt, failed)

@@ -7,10 +7,6 @@ from typing import ClassVar
 from shared.contracts.messages import StopReason
 
 
-class InfrastructureError(Exception):
-    """Not the agent's doing; the text says whose. The attempt has no outcome and is asked for again."""
-
-
 class End(Exception):
     stop: ClassVar[StopReason]
 
@@ -20,7 +16,7 @@ class Submitted(End):
 
 
 class TurnLimit(End):
-    """Also: one edit more than allowed."""
+    """Also: a limit of the workspace's own, such as one edit more than allowed."""
 
     stop = StopReason.turn_limit
 
@@ -33,3 +29,14 @@ class ContextFull(End):
 
 class FormatErrors(End):
     stop = StopReason.format_errors
+
+
+class Deadline(End):
+    """The attempt's own limit of seconds, or the scheduler's cancel."""
+
+    stop = StopReason.deadline
+
+
+ENDS: dict[StopReason, type[End]] = {
+    end.stop: end for end in (Submitted, TurnLimit, ContextFull, FormatErrors, Deadline)
+}

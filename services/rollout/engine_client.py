@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from services.rollout.generation import BadReply, Generation, RoutingShape, pars
 from shared.telemetry_spans import carry
 
 CONNECT_S = 1.0
+TOLD_EVERY_S = 0.1  # what an engine has sampled since is lost with its machine
 UNREAD_S = 0.1  # of a probe's patience: an answer that came while this process was away itself is read first
 RETRY_AFTER_S = 1.0  # where the engine says nothing that is a number
 LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 0.1, 30.0  # whatever it says
@@ -66,7 +68,8 @@ class Request:
     first_row: int
     seed: int | None = None
 
-    def body(self, routing: bool) -> bytes:
+    def body(self, routing: bool, *, told: bool = False) -> bytes:
+        """`told`: ask for news of what is sampled, every TOLD_EVERY_S; engines that know no such thing only answer."""
         sampling: dict[str, object] = {
             "temperature": self.temperature,
             "max_new_tokens": self.max_new_tokens,
@@ -80,6 +83,8 @@ class Request:
             "rid": self.rid,
             "return_logprob": True,
         }
+        if told:
+            body |= {"stream": True, "told_every_s": TOLD_EVERY_S}
         if self.cache_key is not None:
             body["extra_key"] = self.cache_key
         if routing:
@@ -116,17 +121,33 @@ class EngineClient:
             raise RuntimeError("engine client: use it within `async with`")
         return self._session
 
-    async def generate(self, url: str, request: Request, routing: RoutingShape | None) -> Generation:
-        """However long it takes. Raises EngineUnavailable, EngineBusy, EngineRefused."""
+    async def generate(
+        self,
+        url: str,
+        request: Request,
+        routing: RoutingShape | None,
+        *,
+        versioned: bool = True,
+        heard: Callable[[Generation], None] | None = None,
+    ) -> Generation:
+        """Send one generation request and wait for the reply, without a time limit. `versioned`: as in `generation.parse`. A
+        generation that the engine ended early comes with what it had sampled, and finish="abort". `heard`: called with what is
+        new while it is sampled, without routing; None: nobody asks. Raises EngineUnavailable, EngineBusy, EngineRefused."""
         try:
             async with self._http.post(
                 f"{url}/generate",
-                data=request.body(routing is not None),
+                data=request.body(routing is not None, told=heard is not None),
                 headers={"Content-Type": "application/json", **carry()},
                 timeout=self._generate_timeout,
             ) as response:
-                data, status = await response.read(), response.status
+                status = response.status
+                if heard is not None and response.content_type == "text/event-stream":
+                    data = await _listened(response, heard)
+                else:
+                    data = await response.read()
                 retry_after = response.headers.get("Retry-After", "")
+        except BadReply as error:
+            raise EngineRefused(f"{url}: {error}") from None
         except (aiohttp.ClientError, OSError) as error:
             # Too slowly connected: its queue is full, or this process was away. Whether it is there, the probes say.
             late = isinstance(error, aiohttp.ConnectionTimeoutError)
@@ -140,11 +161,17 @@ class EngineClient:
         if status != 200:
             raise EngineRefused(f"{url}/generate: HTTP {status}: {data[:500].decode(errors='replace')}")
         try:
-            generation = parse(data, prompt_tokens=len(request.tokens), first_row=request.first_row, routing=routing)
+            generation = parse(
+                data,
+                prompt_tokens=len(request.tokens),
+                first_row=request.first_row,
+                routing=routing,
+                versioned=versioned,
+            )
         except BadReply as error:
             raise EngineRefused(f"{url}: {error}") from None
-        if generation.finish == "abort" or not generation.tokens:
-            raise EngineUnavailable(f"{url}: the generation was aborted", broke=True)
+        if not generation.tokens:
+            raise EngineUnavailable(f"{url}: the generation was aborted before its first token", broke=True)
         return generation
 
     async def abort(self, url: str, rid: str) -> None:
@@ -180,6 +207,50 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
             return None
         return None if info.paused else info.steps
+
+
+class _EventMeta(msgspec.Struct):
+    new: bool = False
+    finish_reason: Any = None
+
+
+class _Event(msgspec.Struct):
+    meta_info: _EventMeta | None = None
+    error: Any = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+async def _listened(response: aiohttp.ClientResponse, heard: Callable[[Generation], None]) -> bytes:
+    """Call `heard` with each event that tells only what is new, and return the last, which is the whole answer. Raises BadReply,
+    ConnectionError where the stream ended without an answer."""
+    left = bytearray()
+    answer = b""
+    async for chunk in response.content.iter_any():
+        left += chunk
+        *events, rest = left.split(b"\n\n") if b"\n\n" in chunk or left.endswith(b"\n\n") else [left]
+        left = rest
+        for event in (bytes(event.removeprefix(b"data: ")) for event in events):
+            if event == b"[DONE]":
+                continue
+            try:
+                read = _EVENT.decode(event)
+            except msgspec.MsgspecError as error:
+                raise BadReply(f"/generate: an event of the stream: {error}") from None
+            if read.error is not None:
+                raise ConnectionError(f"the stream failed: {read.error}")
+            if read.meta_info is not None and read.meta_info.new:
+                heard(_piece(event))
+            elif read.meta_info is not None and read.meta_info.finish_reason is not None:
+                answer = event
+    if not answer:
+        raise ConnectionError("the stream ended before the answer")
+    return answer
+
+
+def _piece(event: bytes) -> Generation:
+    return replace(parse(event, prompt_tokens=0, first_row=0, routing=None), finish="abort")
 
 
 def _watched(address: aiohttp.AddrInfoType) -> socket.socket:

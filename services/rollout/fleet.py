@@ -2,7 +2,8 @@
 
 Invariants:
 - All attempts of a group go to one replica while it is usable (rendezvous hashing), so that their prompt is computed once.
-- A replica is used only while it is in rotation (policies.applied), alive (probed) and its circuit is closed.
+- A replica is used only while it is in rotation (policies.applied), alive (probed) and its circuit is closed. Where there is
+  none, one that left the rotation is used that still holds a version whole: no attempt's floor lies above what it serves.
 - One that says that it has no room for more is alive: it is passed over until it may be asked again, where others can serve.
 - Nothing below an attempt's policy floor serves it; a pinned attempt is served by exactly its version.
 - Replicas of the pool "serving" answer others: no attempt goes there.
@@ -20,6 +21,7 @@ from shared.contracts.messages import GONE_S, MUTE_S, PolicyApplied
 OPEN_AFTER = 3  # failures in a row before a replica is left alone: one lost connection is no outage
 FIRST_REST_S, LAST_REST_S = 0.5, 10.0
 TRIAL_S = 1.0  # what has not failed by then is being computed, and the next one may follow
+SILENT_S = 5.0  # before the scheduler is told: an engine that is only busy has answered by then
 LAST_PROBE_S = 2.0  # a replica that comes back is noticed within so long
 
 
@@ -76,6 +78,7 @@ class Replica:
     pool: str
     serial: int
     in_rotation: bool = True
+    standby: bool = False  # out of rotation, and can still answer with `serial`
     alive: bool = False  # until the first probe
     last_answer: float = float("-inf")
     last_word: float = float("-inf")
@@ -87,19 +90,21 @@ class Replica:
         return now < self.saturated_until
 
     def usable(self, now: float) -> bool:
-        return self.in_rotation and self.alive and self.circuit.allows(now)
+        return (self.in_rotation or self.standby) and self.alive and self.circuit.allows(now)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an attempt may be served by. `spare`: nothing trains at the moment, so that an evaluation may use the replicas
-    of the rollout pool beside those of its own."""
+    """What an attempt may be served by. `first`: the oldest version of its first tokens, which a replica out of rotation must not
+    fall below: the scheduler reckons with the oldest version that an attempt has reported and with the replicas in rotation.
+    `spare`: nothing trains at the moment, so that an evaluation may use the replicas of the rollout pool beside its own."""
 
     run: str
     group: str
     floor: int
     pinned: int | None = None
     spare: bool = False
+    first: int = -1
 
     def accepts(self, serial: int) -> bool:
         return serial == self.pinned if self.pinned is not None else serial >= self.floor
@@ -125,18 +130,21 @@ class Fleet:
         known.run, known.pool, known.last_word = message.run, message.pool, now
         known.probe.after = 0.0  # it speaks: look at once whether it answers, too
         known.in_rotation = message.ok
-        if message.ok:
-            known.serial = message.serial
+        known.standby = not message.ok and message.serving >= 0
+        if message.ok or known.standby:
+            known.serial = message.serial if message.ok else message.serving
 
     def choose(self, wanted: Wanted, now: float, stay: str = "") -> Replica | None:
         """The replica for this attempt, None while there is none; a saturated one only where all are. `stay`: the one that holds
         its KV, kept if possible."""
         ours = (r for r in self.replicas.values() if r.run == wanted.run)
         able = [r for r in ours if wanted.accepts(r.serial) and r.usable(now)]
+        able = [r for r in able if r.in_rotation or r.serial >= wanted.first]
         if wanted.pinned is None:
             able = [r for r in able if r.pool == "rollout"]
         elif not wanted.spare:
             able = [r for r in able if r.pool == "evaluation"] or able
+        able = [r for r in able if r.in_rotation] or able
         able = [r for r in able if not r.saturated(now)] or able
         for replica in able:
             if replica.name == stay:
@@ -146,10 +154,24 @@ class Fleet:
     def any_usable(self, now: float) -> bool:
         return any(r.usable(now) for r in self.replicas.values())
 
+    def silent(self, now: float) -> dict[str, list[str]]:
+        """By run, names of replicas in rotation that have answered nothing for SILENT_S."""
+        found: dict[str, list[str]] = {}
+        for r in self.replicas.values():
+            quiet = not r.alive and now - max(r.last_answer, r.last_word) > SILENT_S
+            if quiet and r.in_rotation and r.pool == "rollout":
+                found.setdefault(r.run, []).append(r.name)
+        return found
+
     def forget(self, now: float) -> None:
-        """Drops those that are gone for good. A killed one says nothing more, and its word is read again by every worker that
-        starts. What lives says so when it serves a newer version, and when it returns to the rotation; one that may have
-        nothing to say is kept while no other lives, for a network that is cut comes back without a word."""
+        """Forget the replicas that are gone for good.
+
+        A killed replica sends no message, and each worker that starts reads its last message again. A live replica
+        sends one when it serves a newer version and when it returns to the rotation. So a replica that lags behind the
+        others or is out of rotation is forgotten after GONE_S of silence. Any other may be alive with nothing to
+        report. It is forgotten after MUTE_S, and only while another replica is alive: if none is, the network may be
+        cut, and they return without a message.
+        """
         newest: dict[str, int] = {}
         for r in self.replicas.values():
             if r.pool == "rollout" and r.in_rotation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -32,6 +32,36 @@ class Generation:
     cached_tokens: int = 0
     cache_key: str | None = None  # what its cache entries are kept under; None: the engine does not say
 
+    def then(self, more: Generation) -> Generation:
+        """Return this generation continued by `more`, which an engine sampled from exactly the tokens of this one. `more` has the
+        routing rows from where this one's end, or all of them if this one has none."""
+        rows = [rows for rows in (self.experts_RLK, more.experts_RLK) if rows is not None]
+        return replace(
+            more,
+            tokens=[*self.tokens, *more.tokens],
+            logprobs_N=np.concatenate([self.logprobs_N, more.logprobs_N]),
+            versions_N=np.concatenate([self.versions_N, more.versions_N]),
+            oldest_kv_version=min(self.oldest_kv_version, more.oldest_kv_version),
+            experts_RLK=np.concatenate(rows) if rows else None,
+            cached_tokens=self.cached_tokens,
+        )
+
+    def first(self, n: int, rows: int, finish: str) -> Generation:
+        """Return its first `n` sampled tokens, and its first `rows` routing rows if it has any."""
+        return replace(
+            self,
+            tokens=self.tokens[:n],
+            logprobs_N=self.logprobs_N[:n],
+            versions_N=self.versions_N[:n],
+            experts_RLK=None if self.experts_RLK is None else self.experts_RLK[:rows],
+            finish=finish,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Return how many routing rows it has."""
+        return 0 if self.experts_RLK is None else len(self.experts_RLK)
+
 
 class _VersionSpan(msgspec.Struct):
     version: int | str
@@ -41,7 +71,7 @@ class _VersionSpan(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, Any]]
-    oldest_kv_version: int  # the engine alone knows what it read
+    oldest_kv_version: int | None = None  # the engine alone knows what it read; a plain SGLang does not say
     weight_version: int | str | None = None
     weight_versions: list[_VersionSpan] | None = None
     routed_experts: str | None = None
@@ -106,10 +136,13 @@ class RoutingShape:
         return experts_RLK.astype(np.uint8 if self.experts <= 256 else np.uint16)
 
 
-def parse(data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingShape | None) -> Generation:
-    """Reads a reply to a request with `prompt_tokens` input ids and `routed_experts_start_len=first_row`.
+def parse(
+    data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingShape | None, versioned: bool = True
+) -> Generation:
+    """Read a reply to a request with `prompt_tokens` input ids and `routed_experts_start_len=first_row`.
 
-    Raises BadReply where a token lacks its log-probability or version, or the routing does not fit the sequence.
+    `versioned`: True: a missing or non-numeric version raises BadReply. False, for plain SGLang: it is recorded as 0. Raises
+    BadReply where a token lacks its log-probability or is left out of `weight_versions`, or the routing does not fit the sequence.
     """
     try:
         reply = _REPLY.decode(data)
@@ -124,9 +157,11 @@ def parse(data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingSh
     logprobs_N = np.array([np.nan if p is None else p for p, _, _ in meta.output_token_logprobs], dtype=np.float32)
     if not np.isfinite(logprobs_N).all():
         raise BadReply("/generate: a sampled token without a finite log-probability")
-    versions_N = _versions(meta, len(tokens))
+    if meta.oldest_kv_version is None and versioned:
+        raise BadReply("/generate: found no oldest_kv_version; allowed: the serial of the oldest version that was read")
+    versions_N = _versions(meta, len(tokens), versioned)
     experts_RLK = None
-    if routing is not None:
+    if routing is not None and tokens:
         if meta.routed_experts is None:
             raise BadReply(
                 "/generate: no routed_experts, yet the model has experts; start the engine with their export on"
@@ -137,7 +172,7 @@ def parse(data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingSh
         tokens=tokens,
         logprobs_N=np.minimum(logprobs_N, np.float32(0)),  # rounding may leave +1e-8 at probability one
         versions_N=versions_N,
-        oldest_kv_version=meta.oldest_kv_version,
+        oldest_kv_version=meta.oldest_kv_version or 0,
         experts_RLK=experts_RLK,
         finish=finish,
         cached_tokens=meta.cached_tokens,
@@ -145,19 +180,21 @@ def parse(data: bytes, *, prompt_tokens: int, first_row: int, routing: RoutingSh
     )
 
 
-def _serial(version: int | str | None) -> int:
+def _serial(version: int | str | None, versioned: bool) -> int:
     try:
         return int(version)  # type: ignore[arg-type]
     except (TypeError, ValueError):
+        if not versioned:
+            return 0
         raise BadReply(f"/generate: weight version {version!r}; expected the serial of a published version") from None
 
 
-def _versions(meta: _Meta, n: int) -> np.ndarray:
+def _versions(meta: _Meta, n: int, versioned: bool) -> np.ndarray:
     if not meta.weight_versions:
-        return np.full(n, _serial(meta.weight_version), dtype=np.int32)
+        return np.full(n, _serial(meta.weight_version, versioned), dtype=np.int32)
     versions_N = np.full(n, -1, dtype=np.int32)
     for span in meta.weight_versions:
-        versions_N[span.start : span.end] = _serial(span.version)
+        versions_N[span.start : span.end] = _serial(span.version, versioned)
     if (versions_N < 0).any():
         raise BadReply(f"/generate: weight_versions do not cover the {n} sampled tokens")
     return versions_N

@@ -17,13 +17,15 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from services.rollout.generation import RoutingShape
-from shared.contracts.messages import RunControl
+from shared.contracts.life import RunState
+from shared.contracts.messages import RunStatus
 from shared.contracts.run import Ref, RunConfig
-from shared.formats import Format
-from shared.formats.registry import load_format
+from shared.contracts.statuses import Statuses
 from shared.objects import Objects
 from shared.problems import Problem
-from shared.problems.pack import read_problems
+from shared.problems.pack import Lines
+from shared.renderers import Renderer
+from shared.renderers.registry import load_renderer
 from shared.weights.checkpoint_objects import download_directory
 
 PACKS = 4  # a run's pack and its evaluations': each some megabytes
@@ -37,7 +39,7 @@ State = Literal["running", "held", "finished"]
 @dataclass(frozen=True, slots=True)
 class Run:
     config: RunConfig
-    format: Format
+    renderer: Renderer
     routing: RoutingShape | None
 
 
@@ -67,36 +69,36 @@ class Runs:
         self._objects = objects
         self._formats = formats
         self._runs: _Remembered[Run] = _Remembered(RUNS)
-        self._packs: _Remembered[dict[str, Problem]] = _Remembered(PACKS)
-        self._states: dict[str, State] = {}
+        self._packs: _Remembered[Lines[Problem]] = _Remembered(PACKS)
+        self._statuses = Statuses()
         self._finished_at: dict[str, float] = {}
 
-    def control(self, message: RunControl) -> None:
-        states: dict[str, State] = {"start": "running", "resume": "running", "pause": "held", "stop": "held"}
-        if message.action == "finished":
-            self._states[message.run], self._finished_at[message.run] = "finished", time.monotonic()
-        elif message.action in ("start", "resume") or self._states.get(message.run) != "finished":
-            self._states[message.run] = states.get(message.action, self._states.get(message.run, "running"))
+    def hear(self, status: RunStatus) -> None:
+        if not self._statuses.hear(status):
+            return
+        if status.state is RunState.finished:
+            self._finished_at[status.run] = time.monotonic()
 
     def state(self, run: str) -> State:
-        """Whether training attempts may be taken. A run that nobody spoke of yet is running: somebody asks for attempts.
-        One that is said to be finished counts as held for a while: who has just begun to listen hears old words first,
-        and a run may have been resumed."""
-        state = self._states.get(run, "running")
-        if state == "finished" and time.monotonic() - self._finished_at[run] < SURE_AFTER_S:
-            return "held"
-        return state
+        """Whether training attempts may be taken. A run that was not heard of yet is running: somebody asks for attempts.
+        One that is finished counts as held for a while: a reader that has just begun hears old statuses first, and the run may
+        have been resumed."""
+        status = self._statuses.of(run)
+        if status is None or status.state is RunState.running:
+            return "running"
+        sure = status.state is RunState.finished and time.monotonic() - self._finished_at[run] >= SURE_AFTER_S
+        return "finished" if sure else "held"
 
     async def run(self, run: str) -> Run:
         """Raises what the object store raises; ObjectMissing for an unknown run."""
         return await self._runs.get(run, lambda: asyncio.to_thread(self._load, run))
 
-    async def pack(self, pack: Ref) -> dict[str, Problem]:
-        """The problems of a pack by id. Raises what the object store raises."""
+    async def pack(self, pack: Ref) -> Lines[Problem]:
+        """The problems of a pack by id, each read when it is asked for. Raises what the object store raises."""
         return await self._packs.get(pack.checksum, lambda: asyncio.to_thread(self._load_pack, pack))
 
-    def _load_pack(self, pack: Ref) -> dict[str, Problem]:
-        return {problem.id: problem for problem in read_problems(self._objects.get(pack))}
+    def _load_pack(self, pack: Ref) -> Lines[Problem]:
+        return Lines(self._objects.get(pack), Problem)
 
     def _load(self, run: str) -> Run:
         config_ref = self._objects.head(f"runs/{run}/config.json")
@@ -104,4 +106,4 @@ class Runs:
         directory = self._formats / config.base.checksum
         download_directory(self._objects, config.base, directory, weights=False)
         model = json.loads((directory / "config.json").read_text())
-        return Run(config, load_format(directory), RoutingShape.of(model))
+        return Run(config, load_renderer(directory), RoutingShape.of(model))

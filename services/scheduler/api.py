@@ -24,7 +24,7 @@ from services.scheduler.store import Store
 from shared import ledger
 from shared import objects as stores
 from shared.contracts.run import RunConfig
-from shared.contracts.standing import HardnessPage
+from shared.contracts.standing import HardnessPage, ProblemWhy
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 
 FRESH_S = 10.0
@@ -34,6 +34,10 @@ KEPT = 2  # runs
 
 class UnknownRun(LookupError):
     pass
+
+
+class UnknownProblem(LookupError):
+    """The text names the run and the problem."""
 
 
 class Snapshots:
@@ -50,6 +54,14 @@ class Snapshots:
         """Raises UnknownRun, and what the ledger raises while it is away."""
         with self._lock:
             return self._standing(run).page(query, lambda problems: self._results(run, problems))
+
+    def problem(self, run: str, problem: str) -> ProblemWhy:
+        """Raises UnknownRun, UnknownProblem, and what the ledger raises while it is away."""
+        with self._lock:
+            try:
+                return self._standing(run).why(problem, lambda problems: self._results(run, problems))
+            except KeyError:
+                raise UnknownProblem(f"problem {problem!r}: run {run!r} has not admitted it") from None
 
     def _standing(self, run: str) -> Standing:
         started = time.monotonic()

@@ -6,7 +6,10 @@ What is counted as a violation, and named with its rows:
 - staleness: a step that trained a sample older than the bound allowed, on its own lineage, recomputed from the policies;
 - attempts: a state that its events do not lead to, an epoch that skipped or went back, a verdict without a score or a
   score without a verdict, a group of the wrong size, a member without a trajectory;
-- record: numbers of a sequence that contradict each other, serials or steps that go back.
+- record: numbers of a sequence that contradict each other, serials or steps that go back or are lost.
+
+A ledger that lost its last commits has recorded which groups the checkpoints contain (`recovery`). These count as trained; that
+the ledger lost steps is a violation of the record.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, Row, select
 
+from services.scheduler.recovery import CONTAINS
+from shared.contracts.life import RunState
 from shared.contracts.lineage import Fork, Lineage, serials
 from shared.ledger import models
-from shared.ledger.transitions import LIVE, AttemptState, GroupState, Place, RunState, settle
+from shared.ledger.transitions import LIVE, AttemptState, GroupState, Place, settle
 
 _tables: dict[str, Any] = models.Base.metadata.tables
 # Kind of event -> topic and what makes one of its messages distinct.
@@ -160,6 +165,14 @@ class _Ledger:
             {row.incarnation: Fork(row.parent, row.step) for row in _rows(connection, "incarnations", run)}
         )
         self.surviving = [t for t in self.trained if self.lineage.survives(t.incarnation, t.step)]
+        self.checkpoints = [
+            (e.epoch, int(e.subject), e.data["groups"])
+            for e in self.events
+            if e.kind == CONTAINS and self.lineage.survives(e.epoch, int(e.subject))
+        ]
+        committed = {t.group_id for t in self.surviving}
+        # Groups that only a checkpoint says to be trained -> its step.
+        self.contained = {g: step for _, step, groups in self.checkpoints for g in groups if g not in committed}
 
 
 def _rows(connection: Connection, table: str, run: str, *order: str) -> list[Row[Any]]:
@@ -180,7 +193,8 @@ def _counts(events: list[Row[Any]]) -> dict[str, int]:
 def _group_word(ledger: _Ledger, group: Row[Any]) -> str:
     if group.state != GroupState.ready:
         return str(group.state)
-    return "trained" if any(t.group_id == group.group_id for t in ledger.surviving) else "waiting"
+    trained = group.group_id in ledger.contained or any(t.group_id == group.group_id for t in ledger.surviving)
+    return "trained" if trained else "waiting"
 
 
 def _reasons(ledger: _Ledger) -> dict[str, dict[str, int]]:
@@ -200,6 +214,9 @@ def _trained_twice(ledger: _Ledger) -> Iterator[Finding]:
     for fact in ledger.surviving:
         problem = ledger.groups[fact.group_id].problem_id
         by_problem[problem].append(f"{fact.group_id} at step {fact.step} of incarnation {fact.incarnation}")
+    for group, step in ledger.contained.items():
+        if group in ledger.groups:
+            by_problem[ledger.groups[group].problem_id].append(f"{group} by step {step}, as its checkpoint says")
     rows = [f"{problem}: {'; '.join(facts)}" for problem, facts in sorted(by_problem.items()) if len(facts) > 1]
     # The table of facts keeps one per group and incarnation; the events keep what the trainer said.
     said: Counter[str] = Counter()
@@ -220,6 +237,7 @@ def _lost(ledger: _Ledger) -> Iterator[Finding]:
             for g in ledger.groups.values()
             if g.state == GroupState.ready
             and g.group_id not in trained
+            and g.group_id not in ledger.contained
             and (g.announced is None or g.announced < ledger.run.incarnation)
         ],
     )
@@ -282,16 +300,20 @@ def _too_old(ages: list[tuple[Row[Any], int]], bound: int) -> Finding:
 
 def _attempts(ledger: _Ledger) -> Iterator[Finding]:
     told: dict[str, list[Place]] = defaultdict(list)
+    judged: dict[str, str] = {}  # attempt -> checksum of the trajectory that its verdict is on
     asked: dict[str, list[int]] = defaultdict(list)
     for event in ledger.events:
         if event.kind in _STATES and "ignored" not in event.data:
-            told[event.subject].append(Place(event.epoch, _STATES[event.kind]))
+            # A rollout of an earlier epoch may count for the one in force.
+            told[event.subject].append(Place(event.data.get("counts_as", event.epoch), _STATES[event.kind]))
+            if event.kind == "attempt.scored":
+                judged[event.subject] = event.data.get("trajectory", "")
             if event.kind == "attempt.requested":
                 asked[event.subject].append(event.epoch)
         elif event.kind == "group.ready":
             for attempt in event.data["members"]:
                 told[attempt].append(Place(0, AttemptState.grouped))
-    wrong, epochs, unjudged, unread = [], [], [], []
+    wrong, epochs, unjudged, unread, mixed = [], [], [], [], []
     sizes: Counter[str] = Counter()
     for a in ledger.attempts:
         sizes[a.group_id] += 1
@@ -301,13 +323,17 @@ def _attempts(ledger: _Ledger) -> Iterator[Finding]:
             epochs.append(f"{a.attempt_id}: epoch {a.epoch}, asked for {asked[a.attempt_id]}")
         if a.state in (AttemptState.scored, AttemptState.grouped) and a.attempt_id not in ledger.verdicts:
             unjudged.append(a.attempt_id)
-        if a.attempt_id in ledger.verdicts and ledger.verdicts[a.attempt_id].epoch != a.epoch:
-            unjudged.append(f"{a.attempt_id}: epoch {a.epoch}, verdict of epoch {ledger.verdicts[a.attempt_id].epoch}")
+        sampled = a.epoch if a.sampled is None else a.sampled
+        if a.attempt_id in ledger.verdicts and ledger.verdicts[a.attempt_id].epoch != sampled:
+            unjudged.append(f"{a.attempt_id}: epoch {sampled}, verdict of epoch {ledger.verdicts[a.attempt_id].epoch}")
+        if a.trajectory is not None and judged.get(a.attempt_id, "") not in ("", a.trajectory.checksum):
+            mixed.append(f"{a.attempt_id}: trajectory {a.trajectory.checksum}, verdict on {judged[a.attempt_id]}")
         if a.oldest_version is not None and a.oldest_version not in ledger.policies:
             unread.append(f"{a.attempt_id}: version {a.oldest_version}")
     yield Finding("attempts", "attempts whose state their events do not lead to", wrong)
     yield Finding("attempts", "attempts whose epochs skipped or went back", epochs)
     yield Finding("attempts", "scored attempts without their verdict", unjudged)
+    yield Finding("attempts", "attempts whose reward is another trajectory's", mixed)
     yield Finding("attempts", "attempts with tokens of a version that nobody published", unread)
     yield Finding(
         "attempts",
@@ -345,11 +371,19 @@ def _record(ledger: _Ledger) -> Iterator[Finding]:
     steps: dict[int, list[Any]] = defaultdict(list)
     for step in ledger.steps:
         steps[step.incarnation].append(step)
-    rows = []
+    rows, lost = [], []
     for incarnation, made in steps.items():
         start = ledger.lineage.fork(incarnation).step
-        if [s.step for s in made] != list(range(start + 1, start + 1 + len(made))):
+        numbers = [s.step for s in made]
+        gaps = sorted(set(range(start + 1, numbers[-1] + 1)) - set(numbers))
+        contained = max((step for at, step, _ in ledger.checkpoints if at == incarnation), default=0)
+        if gaps and gaps[-1] <= contained:
+            lost.append(
+                f"incarnation {incarnation}: steps {gaps[:20]}, which the checkpoint of step {contained} contains"
+            )
+        elif numbers != list(range(start + 1, start + 1 + len(made))):
             rows.append(f"incarnation {incarnation}: steps {[s.step for s in made][:20]}, it began after {start}")
         if any(later.serial <= earlier.serial for earlier, later in pairwise(made)):
             rows.append(f"incarnation {incarnation}: serials {[s.serial for s in made][:20]}")
     yield Finding("record", "steps or serials that skip or go back", rows)
+    yield Finding("record", "steps that the ledger has lost", lost)

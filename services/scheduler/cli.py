@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Engine, func, select
-from sqlalchemy.exc import DBAPIError
 
 from services.scheduler import audit as audits
 from services.scheduler import sweep as sweeps
@@ -54,13 +53,9 @@ def _settings(state: Path) -> SchedulerConfig:
 
 def _open(settings: SchedulerConfig) -> Engine:
     try:
-        engine = ledger.connect(settings.ledger_url, read_only=True)
-        ledger.require_current(engine)
+        return ledger.readable(settings.ledger_url)
     except (ledger.LedgerMissing, ledger.LedgerOutdated, ledger.LedgerUnavailable, ValueError) as error:
         raise _refuse(str(error)) from None
-    except DBAPIError as error:
-        raise _refuse(f"the ledger cannot be read: {error.orig}") from None
-    return engine
 
 
 def _refuse(text: str) -> typer.Exit:

@@ -1,8 +1,8 @@
 """The scheduler's time: Unix seconds that never go back.
 
-What it enters has an order, its words on runs.control carry the time as their number, and every lease and pause is a
+What it enters has an order, its statuses carry the time as their number, and every lease and pause is a
 difference of two times. A machine's clock that is set back (a time server, a virtual machine that was moved) would hold all
-of them up for as much as it went back, and make words look old to those who hear them. Where it is set forward this one
+of them up for as much as it went back, and make statuses look old to their readers. Where it is set forward this one
 follows; the desk takes such a gap for one in which nobody listened.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import structlog
 
-from shared.contracts.words import AHEAD_MS
+from shared.contracts.statuses import AHEAD_MS
 
-AHEAD_S = AHEAD_MS / 1000  # what is later than this the ledger is not believed, as who hears words believes none
+AHEAD_S = AHEAD_MS / 1000  # what is later than this the ledger is not believed, as readers of statuses believe none
 JUMP_S = 1.0  # less is the ordinary correction of a clock
 
 log = structlog.get_logger()

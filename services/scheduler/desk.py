@@ -11,7 +11,7 @@ batch does not mention, and the same batch is applied to what the ledger says.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,21 +20,23 @@ import structlog
 import xxhash
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from services.scheduler import control, decisions, intake
+from services.scheduler import control, decisions, intake, recovery, requesting
 from services.scheduler.decisions import Limits
+from services.scheduler.listening import Listening
 from services.scheduler.records import Changes, Head, Message
+from services.scheduler.shares import Accounts
 from services.scheduler.store import Fenced, Store
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
+from shared.contracts.life import RunState
 from shared.contracts.topics import Topic
-from shared.ledger.transitions import RunState
 
 log = structlog.get_logger()
 
-ABSENT_S = 3.0  # between two batches: nobody listened, so silence meanwhile is nobody's fault
 KEEP_FINISHED_S = 60.0  # a finished run stays in memory for its last words
+LISTENED_EVERY_S = 2.0  # while a run goes on, the ledger learns at least so often that somebody listens
 # Any of these may be the first that is heard of a run: topics are not ordered among each other.
-_FIRST_WORDS = (m.RunControl, m.ProblemAdmitted, m.PolicyPublished, m.PolicyApplied, m.IncarnationStarted)
+_FIRST_WORDS = (m.RunCommand, m.ProblemAdmitted, m.PolicyPublished, m.PolicyApplied, m.IncarnationStarted)
 
 
 class Received(Protocol):
@@ -69,7 +71,9 @@ class _Stumbled(Exception):
 
 class Desk:
     """`term`: of the leadership under which it writes (None: alone by agreement, in tests). `read_config` fetches a run
-    configuration from the object store. Seconds: see `decisions.Limits`."""
+    configuration from the object store, `read_checkpoint` what a run's newest checkpoint contains, `read_begun` the trainers
+    that claimed the run after an incarnation, `read_newest` the newest version, from a known one on. Seconds: see
+    `decisions.Limits`."""
 
     def __init__(
         self,
@@ -80,33 +84,55 @@ class Desk:
         attempt_s: float = 900.0,
         grading_s: float = 600.0,
         replica_patience_s: float = 60.0,
+        read_checkpoint: Callable[[str], recovery.Checkpointed | None] = lambda run: None,
+        read_begun: Callable[[str, int], Sequence[m.IncarnationStarted]] = lambda run, after: (),
+        read_newest: Callable[[str, int], int] = lambda run, known: known,
     ) -> None:
         self.store = store
-        self.read_config = read_config
+        self.read_config, self.read_checkpoint = read_config, read_checkpoint
+        self.read_begun, self.read_newest = read_begun, read_newest
         self.term = term
         self.sets: dict[str, WorkingSet] = {}
         self._limits = (attempt_s, grading_s, replica_patience_s)
-        self._last = self._listening_since = float("-inf")
+        self._listening = Listening()
+        self._requests_unread: bool | None = None
         self._started = False
+        self._echoed: dict[str, int] = {}  # run -> the greatest number of a status that has come back
+        self._announced = False  # how the runs stand that we found in the ledger
+        self._accounts = Accounts()  # of the runs that run at the same time
         self._early: list[tuple[str, Message]] = []  # committed in the middle of a batch, not handed out yet
+        self._listened_at = float("-inf")  # when it was last written down how long we have listened
         self._version = _code_version()
 
     def overdue(self, now: float) -> bool:
         """Whether an attempt would be given up for silence now, if somebody listened all the while."""
         return any(decisions.overdue(ws, now, self._now_limits()) for ws in self.sets.values())
 
+    def idle(self, now: float) -> bool:
+        """Whether requests would be repeated now, if the bus held none."""
+        return any(decisions.idle(ws, now, self._now_limits()) for ws in self.sets.values())
+
     def handle(
-        self, batch: Sequence[Received], now: float, published: dict[str, int] | None = None, *, listening: bool = True
+        self,
+        batch: Sequence[Received],
+        now: float,
+        published: dict[str, int] | None = None,
+        *,
+        listening: bool = True,
+        read_upto: float | None = None,
+        requests_unread: bool | None = None,
     ) -> Result:
-        """Applies the batch, decides, commits. `published`: per run, how far the outbox has been published. `listening`:
-        what workers said has been read, as far as anybody can know; else silence is nobody's fault.
+        """Apply the batch, decide, commit. `published`: per run, how far the outbox has been published. `listening` False:
+        nobody knows what the bus holds, so silence is nobody's fault. `read_upto`: everything that workers and graders said
+        before this time has been handled; None: all of it, as far as is known. `requests_unread`: see `decisions.Limits`.
 
         Raises Fenced when another scheduler leads, and what the database or the object store raise when they are away:
         the same batch can be handled again then, nothing is lost and nothing counts twice.
         """
-        if not listening or now - self._last > ABSENT_S:
-            self._listening_since = now
-        self._last = now
+        if self._listening.last is None and (before := self.store.listening()) is not None:
+            self._listening.resume(before)
+        self._listening.batch(now, heard=listening, upto=read_upto)
+        self._requests_unread = requests_unread
         refused: dict[int, str] = {}
         again = True
         while True:
@@ -126,7 +152,7 @@ class Desk:
                     return self._one_by_one(batch, now, published)
                 if refused or not batch:
                     raise
-                without = self.handle([], now, published)  # raises: then the message is not to blame
+                without = self._again([], now, published)  # raises: then the message is not to blame
                 log.exception("message_refused_by_ledger", message=repr(batch[0].message)[:500])
                 without.refused[0] = f"the ledger refuses what it says: {_words(error)}"
                 return without
@@ -134,17 +160,22 @@ class Desk:
                 self._forget()
                 raise
 
+    def _again(self, batch: Sequence[Received], now: float, published: dict[str, int] | None) -> Result:
+        """The same moment, with less."""
+        upto, unread = self._listening.upto, self._requests_unread
+        return self.handle(batch, now, published, read_upto=upto, requests_unread=unread)
+
     def _forget(self) -> None:
         self.sets.clear()
         self._started = False
 
     def _now_limits(self) -> Limits:
-        return Limits(*self._limits, listening_since=self._listening_since)
+        return Limits(*self._limits, listening=self._listening, requests_unread=self._requests_unread)
 
     def _one_by_one(self, batch: Sequence[Received], now: float, published: dict[str, int] | None) -> Result:
         whole = Result()
         for index, received in enumerate(batch):
-            result = self.handle([received], now, published)
+            result = self._again([received], now, published)
             if result.refused:
                 whole.refused[index] = result.refused[0]
             whole.outbox.extend(result.outbox)
@@ -157,7 +188,9 @@ class Desk:
         result = Result(refused=dict(refused))
         if not self._started:
             for run in self.store.active():
-                self._open(run, now)
+                ws = self._open(run, now)
+                if ws is not None and ws.started and not self._announced:
+                    ws.say_state(now)  # perhaps to a bus that was made anew, or is new to services of this release
             self._started = True
         gone = self._gone(batch, now)
         for index, received in enumerate(batch):
@@ -172,42 +205,81 @@ class Desk:
             except Exception as error:
                 log.exception("message_stumbled", topic=received.topic.name, message=repr(received.message)[:500])
                 raise _Stumbled(index, f"{type(error).__name__}: {error}") from error
+        result.waits |= self._decide(now)
+        self._commit(now, published, result)
+        self._announced = True
+        self._let_go(now)
+        return result
+
+    def _decide(self, now: float) -> set[str]:
+        """Return what the runs wait on, in words."""
+        waits: set[str] = set()
         limits = self._now_limits()
+        several = len(self._running()) > 1
         for ws in self.sets.values():
             again = [group for group in decisions.unannounced(ws) if not group.attempts]
             if again:
                 self.store.load_members(ws, again, now)
-            result.waits |= decisions.decide(ws, now, limits)
-        self._commit(now, published, result)
-        self._let_go(now)
-        return result
+            ws.use = None
+            waits |= decisions.decide(ws, now, limits, asks=not several)
+        if several:
+            waits |= requesting.request_among(self._running(), self._accounts, now, limits.replica_patience_s)
+        else:
+            self._accounts.forget()
+        return waits
+
+    def _running(self) -> list[WorkingSet]:
+        """Return the runs that may ask for attempts."""
+        return [ws for ws in self.sets.values() if ws.config is not None and ws.head.state is RunState.running]
 
     def _apply(self, received: Received, now: float, gone: dict[str, dict[str, int]]) -> None:
         message = received.message
-        if isinstance(message, m.RunControl) and message.number:
-            return  # our own word: what it says was entered when it was said
-        if isinstance(message, m.AttemptHeartbeat | m.Alert) and message.run not in self.sets:
+        if isinstance(message, m.RunStatus):
+            return self._echo(message, now)
+        if isinstance(message, m.AttemptHeartbeat | m.AttemptCheckpointed | m.Alert) and message.run not in self.sets:
             # Of a run that nothing trains, or not yet. Workers that measure a finished run's versions say so every few
             # seconds: to read its whole record each time would hold up the run that goes on.
             return
         ws = self._open(message.run, now, begin=isinstance(message, _FIRST_WORDS))
         if ws is None:
             raise control.Refused(f"run {message.run!r}: the ledger never heard of it")
-        if isinstance(message, m.RunControl | m.Alert) and not self._first_time(ws, received):
+        if isinstance(message, m.RunCommand | m.Alert) and not self._first_time(ws, received):
             return
-        intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
+        self._take(ws, received, now, gone)
         if ws.forked:
-            # The lineage changed, and the groups that it freed are in the ledger only. Write what is, and load it anew.
-            self._write([ws], {}, now)
-            self._early.extend((ws.id, one) for one in ws.changes.outbox)
-            del self.sets[ws.id]
-            ws = self._open(message.run, now)
-            assert ws is not None
-            intake.apply(ws, message, now, gone=gone.get(ws.id, {}), read_config=self.read_config)
+            self._take(self._again_from_ledger(ws, now), received, now, gone)
+        if isinstance(message, m.PolicyApplied):
+            for other in self.sets.values():
+                intake.leave(other, message, now)
+
+    def _echo(self, status: m.RunStatus, now: float) -> None:
+        """Take note of our own status. If a newer one has come back before it, a scheduler that had stood still published it late:
+        compaction would leave it as the run's last. Then announce again how the run stands."""
+        newest = self._echoed.get(status.run, 0)
+        self._echoed[status.run] = max(newest, status.number)
+        if status.number < newest and (ws := self._open(status.run, now)) is not None:
+            ws.say_state(now)
+
+    def _again_from_ledger(self, ws: WorkingSet, now: float) -> WorkingSet:
+        """The lineage changed, and the groups that it freed are in the ledger only. Write what is, and load it again."""
+        self._write([ws], {}, now)
+        self._early.extend((ws.id, one) for one in ws.changes.outbox)
+        self.sets.pop(ws.id, None)
+        loaded = self._open(ws.id, now, before=ws)
+        assert loaded is not None
+        loaded.remember(ws)
+        return loaded
+
+    def _take(self, ws: WorkingSet, received: Received, now: float, gone: dict[str, dict[str, int]]) -> None:
+        message, known = received.message, gone.get(ws.id, {})
+        intake.apply(ws, message, now, gone=known, read_config=self.read_config, topic=received.topic)
 
     def _first_time(self, ws: WorkingSet, received: Received) -> bool:
         """Pause and resume depend on their order, and an alert pauses, so a repeated delivery must not count."""
-        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(received.message))
+        said = received.message
+        if isinstance(said, m.RunCommand):  # one without an id gets another each time that it is read
+            said = msgspec.structs.replace(said, id="")
+        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
         topic, offset = received.topic.name, received.offset
         row = {"run_id": ws.id, "topic": topic, "position": offset, "digest": digest}
         inbox = ws.changes.rows.setdefault("inbox", [])
@@ -216,9 +288,12 @@ class Desk:
         inbox.append(row)
         return True
 
-    def _open(self, run: str, now: float, *, begin: bool = False) -> WorkingSet | None:
-        """From memory, from the ledger, or with `begin` a new run. None: nobody knows it."""
-        ws = self.sets.get(run) or self.store.load(run, now)
+    def _open(
+        self, run: str, now: float, *, begin: bool = False, before: WorkingSet | None = None
+    ) -> WorkingSet | None:
+        """From memory, from the ledger, or with `begin` a new run. None: nobody knows it. `before`: see `loading.load`."""
+        loaded = run not in self.sets
+        ws = self.store.load(run, now, before) if loaded else self.sets[run]
         if ws is None and begin:
             ws = WorkingSet(Head(run_id=run, created_at=now, code_version=self._version))
             ws.event(now, "run.announced", "")
@@ -230,6 +305,15 @@ class Desk:
             except control.UNREADABLE as error:
                 what = f"the configuration {ws.head.config.key} cannot be read any more: {error}"
                 ws.alert(now, "configuration", "critical", what, [])
+        over = ws.head.state in (RunState.announced, RunState.finished)
+        if loaded and not over and before is None and (unheard := self.read_begun(run, ws.lineage.current)):
+            for one in unheard:
+                intake.start_incarnation(ws, one, now)
+            return self._again_from_ledger(ws, now)
+        if loaded and not over and ws.head.incarnation >= 0:
+            ws.evident = self.read_newest(run, max(ws.policies, default=-1))
+        if loaded and not over and (saved := self.read_checkpoint(run)) is not None:
+            recovery.recover(ws, saved, now)
         self.sets[run] = ws
         return ws
 
@@ -246,16 +330,22 @@ class Desk:
 
     def _commit(self, now: float, published: dict[str, int], result: Result) -> None:
         changed = [ws for ws in self.sets.values() if ws.changes]
-        if changed or published:
-            self._write(changed, published, now)
+        unsaid = now - self._listened_at >= LISTENED_EVERY_S and any(
+            ws.head.state is not RunState.finished for ws in self.sets.values()
+        )
+        if changed or published or unsaid:
+            self._write(changed, published, now, self._listening.state())
+            self._listened_at = now
         result.outbox, self._early = self._early, []
         for ws in changed:
             result.outbox.extend((ws.id, one) for one in ws.changes.outbox)
             ws.changes = Changes()
 
-    def _write(self, sets: list[WorkingSet], published: dict[str, int], now: float) -> None:
+    def _write(
+        self, sets: list[WorkingSet], published: dict[str, int], now: float, listening: dict[str, Any] | None = None
+    ) -> None:
         try:
-            self.store.commit(sets, published, now, self.term)
+            self.store.commit(sets, published, now, self.term, listening)
         except Exception as error:
             if _is_outage(error):
                 raise

@@ -9,6 +9,7 @@ Invariants
 - Nothing else is ever named: checkpoints, packs, configurations, trajectories that count, manifests stay.
 - What the ledger does not know is left alone, an attempt or a version: its first word may still be on its way.
 - Of attempts: what the ledger refers to stays, whatever its state; so does everything of the newest epoch while it is not over.
+- Rollout checkpoints stay while an epoch may continue from them: until the attempt has a trajectory or is over.
 - Of versions: one that stays can be built; so all stay that it is built from.
 """
 
@@ -17,16 +18,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shared.contracts.ids import parse_attempt, parse_policy
+from shared.contracts.ids import CHECKPOINT, parse_attempt, parse_policy
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the ledger says of an attempt. `kept`: the epoch whose objects it refers to, None: none."""
+    """What the ledger says of an attempt. `kept`: the epoch whose objects it refers to, None: none. `resumes`: its next epoch
+    continues from a rollout checkpoint, whose parts may lie below any epoch."""
 
     epoch: int
     over: bool
     kept: int | None
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ def left_behind(run: str, keys: Iterable[str], attempts: Mapping[str, Known]) ->
         if there is None or there.run != run or there.attempt not in attempts:
             continue
         attempt = attempts[there.attempt]
+        if there.name.startswith(CHECKPOINT):
+            if attempt.over or attempt.kept is not None:
+                yield Garbage(key, "a rollout checkpoint of an attempt that has ended")
+            elif there.epoch < attempt.epoch and not attempt.resumes:
+                yield Garbage(key, f"a rollout checkpoint of epoch {there.epoch}, from which nothing continues")
+            continue
         if there.epoch == attempt.kept or there.epoch > attempt.epoch:
             continue
         if there.epoch < attempt.epoch:

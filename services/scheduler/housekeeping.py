@@ -34,10 +34,10 @@ from services.scheduler.store import LEASE, Fenced
 from services.scheduler.sweep import checkpoints_of, chunks, unneeded
 from shared import ledger
 from shared.bus import Bus
+from shared.contracts.life import RunState
 from shared.contracts.run import ScheduleConfig
 from shared.contracts.topics import ALERTS
 from shared.ledger.models import Event, LeaseRow, Run
-from shared.ledger.transitions import RunState
 from shared.objects import Objects
 
 log = structlog.get_logger()

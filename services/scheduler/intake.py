@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.scheduler import probing
 from services.scheduler.control import ReadConfig, Refused, control
-from services.scheduler.decisions import abandon
-from services.scheduler.quota import QUOTA_EXCEEDED
-from services.scheduler.records import Attempt, ReplicaState
+from services.scheduler.decisions import abandon, drop
+from services.scheduler.records import ADMISSIONS, COMPLETE, Mending, ReplicaState
+from services.scheduler.recovery import problems_of, take_trained
+from services.scheduler.rollouts import about_attempt
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import messages as m
+from shared.contracts.life import RunState
 from shared.contracts.lineage import Fork, Lineage
-from shared.contracts.run import Purpose
-from shared.ledger.transitions import AttemptState, GroupState, RunState
+from shared.contracts.run import ALWAYS_PAUSE, Purpose
+from shared.contracts.topics import ROLLOUTS_SCORED, Topic
+from shared.ledger.transitions import AttemptState, GroupState
 
 PROMOTED = "policy.promoted"  # an event's kind
 NAME_CHARS = 1024  # of a problem's id, and of an object's key: no store takes a longer one
@@ -28,13 +32,23 @@ def concerns(message: Any) -> bool:
     return not (isinstance(key, m.AttemptKey) and key.purpose is Purpose.evaluate)
 
 
-def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], read_config: ReadConfig) -> None:
-    """`gone`: attempts that the ledger knows and the working set no longer needs -> their epoch."""
+def apply(
+    ws: WorkingSet,
+    message: Any,
+    now: float,
+    *,
+    gone: dict[str, int],
+    read_config: ReadConfig,
+    topic: Topic | None = None,
+) -> None:
+    """`gone`: attempts that the ledger knows and the working set no longer needs -> their epoch. `topic`: where it was said."""
     match message:
         case m.AttemptHeartbeat():
             heartbeat(ws, message, now)
+        case m.AttemptCheckpointed():
+            checkpointed(ws, message, now)
         case m.AttemptClaimed() | m.RolloutFinished() | m.RolloutFailed() | m.RolloutScored():
-            about_attempt(ws, message, now, gone)
+            about_attempt(ws, message, now, gone, of_grading=topic is ROLLOUTS_SCORED)
         case m.ProblemAdmitted():
             admit(ws, message, now)
         case m.GroupQuarantined():
@@ -49,7 +63,7 @@ def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], rea
             apply_policy(ws, message, now)
         case m.PolicyPromoted():
             promote_policy(ws, message, now)
-        case m.RunControl():
+        case m.RunCommand():
             control(ws, message, now, read_config)
         case m.Alert():
             alerted(ws, message, now)
@@ -57,84 +71,15 @@ def apply(ws: WorkingSet, message: Any, now: float, *, gone: dict[str, int], rea
             raise Refused(f"the scheduler has no use for {type(message).__name__}")
 
 
-# Attempts
-
-
-_KINDS: dict[Any, tuple[str, AttemptState]] = {
-    m.AttemptClaimed: ("attempt.claimed", AttemptState.claimed),
-    m.RolloutFinished: ("attempt.finished", AttemptState.finished),
-    m.RolloutFailed: ("attempt.lost", AttemptState.lost),
-    m.RolloutScored: ("attempt.scored", AttemptState.scored),
-}
-
-
-def about_attempt(ws: WorkingSet, message: Any, now: float, gone: dict[str, int]) -> None:
-    """Moves the attempt, and keeps what the message adds. What comes too late (an older epoch, a closed group) is
-    recorded as an event and changes nothing, so that the ledger can account for every message on the bus."""
-    key: m.AttemptKey = message.key
-    kind, state = _KINDS[type(message)]
-    attempt = ws.attempts.get(key.attempt)
-    if attempt is None:
-        if key.attempt not in gone:
-            raise Refused(f"attempt {key.attempt!r} of run {message.run!r}: the ledger never asked for it")
-        ws.event(now, kind, key.attempt, key.epoch, ignored="its group is closed")
-        return
-    if key.epoch > attempt.epoch:
-        raise Refused(f"attempt {key.attempt!r}: epoch {key.epoch} was never asked for, the newest is {attempt.epoch}")
-    if key.epoch < attempt.epoch:
-        ws.event(now, kind, key.attempt, key.epoch, ignored=f"epoch {attempt.epoch} is in force")
-        return
-    if isinstance(message, m.RolloutScored):
-        _check_verdict(ws, attempt, message)
-    moved = attempt.told(key.epoch, state)
-    attempt.heard_at = now
-    if attempt.claimed_at is None:
-        ws.taken_at = now  # whatever is said of it, a worker has taken it up
-    data: dict[str, Any] = {}
-    match message:
-        case m.AttemptClaimed():
-            attempt.worker = attempt.worker or message.worker
-            attempt.claimed_at = attempt.claimed_at or now
-            data = {"worker": message.worker}
-        case m.RolloutFinished():
-            _finished(attempt, message, now)
-            attempt.worker, attempt.seconds = message.worker, message.seconds
-            data = {"stop": message.stop.value, "oldest": message.oldest_version, "newest": message.newest_version}
-        case m.RolloutScored():
-            _finished(attempt, message, now)
-            ws.scored_at = now
-            if moved:
-                attempt.reward, attempt.solved = message.reward, message.verdict.solved
-                ws.changes.verdicts.append(message)
-            data = {"reward": message.reward, "solved": message.verdict.solved}
-        case m.RolloutFailed():
-            if moved:
-                attempt.lost_at, attempt.reason = now, message.reason[:2000]
-            data = {"reason": message.reason[:2000], "worker": message.worker}
-    ws.event(now, kind, key.attempt, key.epoch, **data)  # the database keeps one per (kind, subject, epoch)
-    ws.touch(attempt)
-
-
-def _finished(attempt: Attempt, message: m.RolloutFinished | m.RolloutScored, now: float) -> None:
-    attempt.saw(message.oldest_version)
-    if message.newest_version >= 0:
-        attempt.newest_version = message.newest_version
-    attempt.finished_at = attempt.finished_at or now
-    if attempt.trajectory is None:
-        attempt.trajectory, attempt.effort, attempt.stop = message.trajectory, message.effort, message.stop.value
-
-
-def _check_verdict(ws: WorkingSet, attempt: Attempt, message: m.RolloutScored) -> None:
-    expected = ws.open[attempt.group].reward_config
-    if message.reward_config != expected:
-        raise Refused(
-            f"attempt {attempt.id!r}: scored under reward configuration {message.reward_config!r}, "
-            f"its group was asked for under {expected!r}; no group mixes two"
-        )
+# Workers
 
 
 def heartbeat(ws: WorkingSet, message: m.AttemptHeartbeat, now: float) -> None:
-    """Renews the leases of what the worker holds. Only a new oldest version is worth a write."""
+    """Renew the leases of what the worker holds. Only a new oldest version is worth a write.
+
+    Two workers may hold the same epoch. The gate counts on the versions of the first; of the second only its result counts
+    (`rollouts.take`), and its heartbeats do not hide that the first has died once it has died itself."""
+    ws.workers[message.worker] = now, frozenset(message.silent)
     for name, (epoch, oldest) in message.attempts.items():
         attempt = ws.attempts.get(name)
         if attempt is None or attempt.epoch != epoch:
@@ -145,8 +90,20 @@ def heartbeat(ws: WorkingSet, message: m.AttemptHeartbeat, now: float) -> None:
             attempt.worker, attempt.claimed_at = message.worker, now
             ws.taken_at = now
             ws.event(now, "attempt.claimed", name, epoch, worker=message.worker)
-        if attempt.saw(oldest) or moved:
+        first = attempt.worker == message.worker and attempt.state is not AttemptState.scored
+        if (first and attempt.saw(oldest)) or moved:
             ws.touch(attempt)
+
+
+def checkpointed(ws: WorkingSet, message: m.AttemptCheckpointed, now: float) -> None:
+    """Keep what the attempt's next epoch continues from. Of an epoch that is over it says nothing any more: the next has begun
+    from what was known, and stands on the versions of that."""
+    attempt = ws.attempts.get(message.key.attempt)
+    if attempt is None or attempt.epoch != message.key.epoch or attempt.state is AttemptState.scored:
+        return
+    attempt.heard_at = now
+    if attempt.kept(message.checkpoint, message.oldest_version):
+        ws.touch(attempt)
 
 
 # Problems and groups
@@ -160,17 +117,24 @@ def admit(ws: WorkingSet, message: m.ProblemAdmitted, now: float) -> None:
     for ref in (message.pack, message.pack_hidden):
         if len(ref.key) > NAME_CHARS:
             raise Refused(f"a pack's key of {len(ref.key)} characters; allowed: at most {NAME_CHARS}")
+    if why := probing.objection(message.probed, message.problems):
+        raise Refused(why)
     pack = message.pack.checksum
     if pack not in ws.packs:
         ws.packs[pack] = (message.pack, message.pack_hidden)
         ws.row("packs", pack_hash=pack, pack=message.pack, pack_hidden=message.pack_hidden)
-    new = [(p, c, cell, pack) for p, (c, cell) in message.problems.items() if p not in ws.catalogue]
+    if message.complete and not ws.complete:
+        ws.complete = True
+        ws.event(now, COMPLETE, "")
+    new = ws.catalogue.add([(p, c, cell, pack) for p, (c, cell) in message.problems.items()])
     if not new:
         return
-    ws.catalogue.add(new)
     for problem, category, cell, _ in new:
         ws.row("problems", problem_id=problem, pack_hash=pack, category=category, cell=cell, admitted_at=now)
+    take_trained(ws, (row[0] for row in new))
+    ws.admissions = [*ws.admissions, now][-ADMISSIONS:]
     ws.event(now, "problems.admitted", min(p[0] for p in new), count=len(new), pack=pack)
+    probing.take(ws, {row[0]: message.probed[row[0]] for row in new if row[0] in message.probed}, now)
     ws.last_work_at = now
 
 
@@ -234,15 +198,22 @@ def commit_step(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
 
 
 def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
+    if message.step > ws.tip + 1:
+        ws.behind = True  # steps are read in their order, so the ledger has lost those in between
     ws.tip = max(ws.tip, message.step)
     ws.commits.append(now)
+    ws.note_seconds(message.metrics)
     ws.last_work_at = now
     late = []
+    for problem in problems_of(ws, message.groups.keys() - ws.announced.keys()).values():
+        _trained_unheard(ws, problem, message.step, now)
     for name in message.groups:
         if name not in ws.announced:
             continue
         ws.trained.add(name)
         group = ws.waiting.pop(name, None)
+        if group is not None:
+            ws.trained_upto = max(ws.trained_upto, group.sequence or 0)
         problem = ws.announced[name]
         for other in [g for g in (*ws.open.values(), *ws.waiting.values()) if g.problem == problem]:
             if other.id not in message.groups:
@@ -252,9 +223,34 @@ def _survived(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
             age = message.step - 1 - min(ws.position(version) for version in group.versions)
             if age > ws.config.schedule.max_staleness:
                 late.append(f"{name}: {age} steps")
+    if ws.behind:
+        _pass_over(ws, message, now)
     if late:
         what = f"step {message.step} trained samples older than the bound"
         ws.alert(now, "staleness_breach", "critical", what, late)
+
+
+def _pass_over(ws: WorkingSet, message: m.StepCommitted, now: float) -> None:
+    """Give up the groups that steps which the ledger has lost trained; waited for, they would keep their places without end. The
+    trainer trains in the ledger's order: what it was told of and has passed over was trained then, or it was set aside. Either
+    way the problem does not return."""
+    waiting = [g for g in ws.waiting.values() if g.announced == message.incarnation]
+    passed = [g for g in waiting if (g.sequence or 0) < ws.trained_upto]
+    for group in passed:
+        drop(
+            ws, group, f"the trainer passed over it by step {message.step}: the ledger has lost steps before that", now
+        )
+        ws.catalogue.take(group.problem)
+    if passed:
+        what = f"the ledger has lost steps before step {message.step} (docs/operations.md)"
+        ws.alert(now, "ledger_behind", "critical", what, [group.id for group in passed])
+
+
+def _trained_unheard(ws: WorkingSet, problem: str, step: int, now: float) -> None:
+    """A ledger that lost its last commits hears of a group that it never announced. Its problem is trained all the same."""
+    for other in [g for g in (*ws.open.values(), *ws.waiting.values()) if g.problem == problem]:
+        abandon(ws, other, f"its problem was trained meanwhile, in step {step}", now)
+    ws.catalogue.take(problem)
 
 
 def start_incarnation(ws: WorkingSet, message: m.IncarnationStarted, now: float) -> None:
@@ -272,6 +268,8 @@ def publish_policy(ws: WorkingSet, message: m.PolicyPublished, now: float) -> No
     if message.serial in ws.policies:
         return
     ws.policies[message.serial] = (message.incarnation, message.step, now)
+    if message.parent < 0:
+        ws.base = max(ws.base, message.serial)
     ws.row(
         "policies",
         serial=message.serial,
@@ -291,10 +289,29 @@ def apply_policy(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
         if name != message.replica:
             ws.forget_replica(name, now, f"{message.replica} has its address"[:2000])
     ws.replicas[message.replica] = ReplicaState(
-        message.pool, message.serial, message.ok, message.url, message.pause_s, now, message.reason[:2000]
+        message.pool,
+        message.serial,
+        message.ok,
+        message.url,
+        message.pause_s,
+        now,
+        message.reason[:2000],
+        damaged=message.damaged and not message.ok,
+        serving=message.serving,
     )
+    if message.ok and message.pool == "rollout":
+        ws.mending = Mending()
     ws.changes.replicas.add(message.replica)
     ws.event(now, "policy.applied", message.replica, message.serial, ok=message.ok, pause_s=message.pause_s)
+
+
+def leave(ws: WorkingSet, message: m.PolicyApplied, now: float) -> None:
+    """A replica serves one run at a time: one that serves another run has left this one, and says nothing about that here."""
+    if message.run == ws.id or not message.ok:
+        return
+    places = (message.replica, *([message.url] if message.url else ()))
+    for name in [name for name, one in ws.replicas.items() if name in places or one.url in places]:
+        ws.forget_replica(name, now, f"{message.replica} serves run {message.run} now"[:2000])
 
 
 def promote_policy(ws: WorkingSet, message: m.PolicyPromoted, now: float) -> None:
@@ -306,10 +323,10 @@ def promote_policy(ws: WorkingSet, message: m.PolicyPromoted, now: float) -> Non
 
 
 def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
-    """The run pauses where its configuration names this alert, and above its quota; the trainer does not go on either."""
+    """The run pauses where its configuration names this alert, and at those of ALWAYS_PAUSE; the trainer does not go on either."""
     if ws.config is None or ws.head.state is not RunState.running:
         return
-    if message.name not in (QUOTA_EXCEEDED, *ws.config.schedule.pause_on):
+    if message.name not in ALWAYS_PAUSE.union(ws.config.schedule.pause_on):
         return
     reason = f"alert {message.name}: {message.what}"[:2000]
     ws.enter(RunState.paused, now, reason, by=m.BY_SCHEDULER, drain=False)

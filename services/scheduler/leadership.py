@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from services.scheduler.store import LEASE, Fenced
+from shared.ledger import end_silent
 from shared.ledger.models import LeaseRow
 from shared.process import Identity, identity, lives
 
@@ -45,6 +46,7 @@ class Leadership:
                     return None  # another was first
                 self.term = 1
                 return 1
+            end_silent(connection, LeaseRow.__tablename__)  # a frozen holder has the row locked
             taken = connection.execute(
                 update(LeaseRow)
                 .where(LeaseRow.name == LEASE, LeaseRow.term == row.term, LeaseRow.renewals == row.renewals)

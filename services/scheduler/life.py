@@ -9,10 +9,16 @@ from itertools import pairwise
 from shared.contracts.run import ScheduleConfig
 
 STEP_MARGIN = 1.25  # × the time of a step, for each that the trainer may still make of what waits for it
-MARGIN_S = (2.0, 60.0)  # least and most of that, seconds
+MARGIN_S = 2.0  # least of that; the most is half of the budget
 HAND_STEPS = 4.0  # longest step so far × this: after so much silence the trainer has nothing in hand
-HAND_S = (5.0, 120.0)
-EXHAUSTED_S = 30.0  # the curator may still be making problems; after so long without any, the run is over
+HAND_S = 5.0  # least of that
+FIRST_STEP_S = (
+    1800.0  # instead, while no step was measured: a large model's first one, with its compilation, may take as long
+)
+NO_TRAINER_S = 120.0  # instead, while no trainer was heard of
+# After so long without problems the run is over: COMPLETE_S if the curator said that no more will come (its messages may
+# overtake each other), else EXHAUSTED_S, or PAUSES × the longest pause between two admissions so far.
+COMPLETE_S, EXHAUSTED_S, PAUSES = 30.0, 300.0, 4.0
 
 
 def step_seconds(commits: Sequence[float], count: int = 8) -> list[float]:
@@ -41,7 +47,7 @@ class Budget:
             return f"{steps} of {self.max_steps} steps are done"
         if self.minutes:
             ahead = STEP_MARGIN * min(step_times, default=0.0) * max(1, waiting // self.groups_per_step)
-            margin = min(max(ahead, MARGIN_S[0]), MARGIN_S[1], self.minutes * 30)
+            margin = min(max(ahead, MARGIN_S), self.minutes * 30)
             if clock_s >= self.minutes * 60 - margin:
                 return f"{self.minutes:g} minutes are over"
         return ""
@@ -57,10 +63,23 @@ class Budget:
         return max(0, self.max_steps * self.groups_per_step - accepted - running) if self.max_steps else None
 
 
-def hand_is_empty(*, waiting: int, groups_per_step: int, silent_s: float, step_times: Sequence[float]) -> bool:
-    """Whether a trainer that was told to stop has made of what waits all that it can. `waiting`: ready, untrained groups;
-    `silent_s`: since it was told to stop or last committed, whichever came later."""
+def hand_is_empty(
+    *, waiting: int, groups_per_step: int, silent_s: float, step_times: Sequence[float], trainer: bool = True
+) -> bool:
+    """Return whether a trainer that was told to stop has made of what waits all that it can. `waiting`: ready, untrained
+    groups; `silent_s`: since it was told to stop or last committed, whichever came later; `trainer`: whether one was heard of.
+
+    A step may take a second or half an hour, so the patience is a multiple of what this run's steps took."""
     if waiting < groups_per_step:
         return True
-    longest = max(step_times, default=HAND_S[1])
-    return silent_s > min(max(HAND_STEPS * longest, HAND_S[0]), HAND_S[1])
+    if not step_times:
+        return silent_s > (FIRST_STEP_S if trainer else NO_TRAINER_S)
+    return silent_s > max(HAND_STEPS * max(step_times), HAND_S)
+
+
+def exhausted_s(admissions: Sequence[float], complete: bool) -> float:
+    """Return after how many seconds without a problem to ask for every problem was practised. `admissions`: when problems were
+    admitted, in order; `complete`: whether the curator said that no more will come."""
+    if complete:
+        return COMPLETE_S
+    return max(EXHAUSTED_S, PAUSES * max(step_seconds(admissions), default=0.0))

@@ -7,13 +7,15 @@ it leaves the rotation, then it is forgotten. Its next word, if it lives after a
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from services.scheduler.records import ReplicaState
 from shared.contracts.messages import GONE_S, MUTE_S
 
 Policies = Mapping[int, tuple[int, int, float]]  # serial -> (incarnation, step, published at)
 Replicas = Mapping[str, ReplicaState]
+SILENT_S = 5.0  # for one that lives and is busy to answer, and to take a version
 
 
 class _Published:
@@ -30,23 +32,46 @@ class _Published:
         return max(self._policies[self._serials[following]][2], replica.applied_at)
 
 
-def rotation(replicas: Replicas, policies: Policies, now: float, patience_s: float) -> dict[str, ReplicaState]:
-    """Replicas that serve rollouts. One that has not followed a publication for `patience_s` seconds is out: it is dead or
-    cut off, and requests carry a floor that keeps an older one from serving them."""
+def rotation(
+    replicas: Replicas, policies: Policies, now: float, patience_s: float, silent: Collection[str] = ()
+) -> dict[str, ReplicaState]:
+    """Replicas that serve rollouts, each with the version that it serves. Where none follows what is published, those that said
+    why and still hold a version whole serve that one: the gate keeps what they sample within the staleness bound."""
+    return following(replicas, policies, now, patience_s, silent) or standby(replicas)
+
+
+def standby(replicas: Replicas) -> dict[str, ReplicaState]:
+    """Replicas that could not load the version they should serve and still answer with an earlier one."""
+    holding = (
+        (name, one) for name, one in replicas.items() if not one.ok and one.pool == "rollout" and one.serving >= 0
+    )
+    return {name: replace(one, serial=one.serving) for name, one in holding}
+
+
+def damaged(replicas: Replicas, base: int) -> dict[str, ReplicaState]:
+    """Replicas that report a version as damaged or lost. `base`: the newest version that was published as a full base; what was
+    before it is needed no more."""
+    return {name: one for name, one in replicas.items() if one.damaged and one.pool == "rollout" and one.serial >= base}
+
+
+def following(
+    replicas: Replicas, policies: Policies, now: float, patience_s: float, silent: Collection[str] = ()
+) -> dict[str, ReplicaState]:
+    """Replicas that serve rollouts and take what is published. One that has not followed a publication for `patience_s` seconds
+    is out: it is dead or cut off, and requests carry a floor that keeps an older one from serving them. `silent`: those that no
+    worker gets an answer from; they are out after SILENT_S."""
     published = _Published(policies)
 
-    def follows(replica: ReplicaState) -> bool:
+    def follows(name: str, replica: ReplicaState) -> bool:
         since = published.waits_since(replica)
-        return since is None or now - since <= patience_s
+        return since is None or now - since <= (min(SILENT_S, patience_s) if name in silent else patience_s)
 
     serving = ((name, one) for name, one in replicas.items() if one.ok and one.pool == "rollout")
-    return {name: replica for name, replica in serving if follows(replica)}
+    return {name: replica for name, replica in serving if follows(name, replica)}
 
 
-def gone(
-    replicas: Replicas, policies: Policies, now: float, patience_s: float, *, listening_since: float = float("-inf")
-) -> list[str]:
-    """Those to forget. `listening_since`: silence before it says nothing, because nobody listened. Of an engine of another pool
+def gone(replicas: Replicas, policies: Policies, patience_s: float, silent_s: Callable[[float], float]) -> list[str]:
+    """Return those to forget. `silent_s`: seconds from a time on in which somebody listened. Of an engine of another pool
     nothing is needed then: what evaluations are of, and what was promoted, stays on its own account."""
     published = _Published(policies)
 
@@ -59,10 +84,12 @@ def gone(
         return None if since is None else since + patience_s
 
     out = ((name, out_since(replica)) for name, replica in replicas.items())
-    return [name for name, since in out if since is not None and now - max(since, listening_since) > GONE_S]
+    return [name for name, since in out if since is not None and silent_s(since) > GONE_S]
 
 
 def served(replicas: Replicas, policies: Policies, now: float, patience_s: float) -> set[int]:
-    """Versions that somebody serves: the rotation, and engines of other pools until they are forgotten (`gone`)."""
+    """Versions that somebody serves: the rotation, those that stand by, and engines of other pools until they are forgotten
+    (`gone`)."""
     others = {one.serial for one in replicas.values() if one.ok and one.pool != "rollout"}
-    return others | {one.serial for one in rotation(replicas, policies, now, patience_s).values()}
+    found = following(replicas, policies, now, patience_s) | standby(replicas)
+    return others | {one.serial for one in found.values()}

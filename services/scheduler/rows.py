@@ -65,7 +65,15 @@ def attempt_row(run: str, attempt: Attempt) -> dict[str, Any]:
         "seconds": attempt.seconds,
         "trajectory": attempt.trajectory,
         "effort": attempt.effort,
-        "reason": attempt.reason,
+        "sampled": attempt.sampled,
+        "grading_s": attempt.grading_s,
+        "grade_at": attempt.grade_at,
+        "asked_at": attempt.asked_at,
+        "repeats": attempt.repeats,
+        "gradings": attempt.gradings,
+        "overtaken_at": attempt.overtaken_at,
+        "reason": attempt.unusable or attempt.reason,
+        "checkpoint": attempt.checkpoint,
     }
 
 

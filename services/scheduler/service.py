@@ -15,14 +15,15 @@ from prometheus_client import Counter, Gauge, Histogram
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from services.scheduler import measures, recovery
 from services.scheduler.clock import Clock
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.desk import ABSENT_S, Desk, Result
+from services.scheduler.desk import Desk, Result
 from services.scheduler.housekeeping import Housekeeping
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
 from services.scheduler.store import Fenced, Store
-from services.scheduler.working_set import WorkingSet
+from services.scheduler.watermark import Watermark
 from shared.bus import Bus, BusUnavailable, Delivery
 from shared.bus.batching import batches
 from shared.contracts import topics as t
@@ -43,11 +44,12 @@ CONSUMED = (
     t.POLICIES_PUBLISHED,
     t.POLICIES_APPLIED,
     t.POLICIES_PROMOTED,
-    t.RUNS_CONTROL,
+    t.RUNS_COMMANDS,
+    t.RUNS_STATE,
     t.ALERTS,
 )
-FROM_WORKERS = (t.ATTEMPTS_PROGRESS, t.ROLLOUTS_FINISHED)
-GROUP = "scheduler"
+FROM_WORKERS = (t.ATTEMPTS_PROGRESS, t.ROLLOUTS_FINISHED, t.ROLLOUTS_SCORED)  # what leases are judged by
+GROUP, WORKERS = "scheduler", "rollout"  # groups of the bus
 IN_FLIGHT = 4  # batches' worth of messages taken and not acknowledged
 TICK_S = 1.0  # time passes without messages too: leases, budgets
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between attempts to reach a ledger or object store that is away
@@ -66,8 +68,6 @@ ALERTS = Counter(  # here, since everybody's alerts come by
     "etude_scheduler_alerts_total", "Alerts that any service has raised.", ["run", "name", "severity"]
 )
 BATCH = Histogram("etude_scheduler_batch_seconds", "Handling one batch, its transaction included.")
-GROUPS = Gauge("etude_scheduler_groups", "Groups by state.", ["run", "state"])
-ATTEMPTS = Gauge("etude_scheduler_attempts", "Attempts that are not over.", ["run"])
 LEADS = Gauge("etude_scheduler_leader", "1 while this process leads.")
 OUTBOX = Gauge("etude_scheduler_outbox_messages", "Committed messages that wait for the bus.")
 
@@ -89,8 +89,8 @@ async def serve(
             log.warning("fenced", why=str(why))
         finally:
             LEADS.set(0)
-            GROUPS.clear()  # the successor's are true now
-            ATTEMPTS.clear()
+            for gauge in measures.BY_RUN:
+                gauge.clear()  # the successor's are true now
             OUTBOX.set(0)
     await _leave(leadership)
 
@@ -164,12 +164,17 @@ class _Term:
             attempt_s=config.attempt_limit_s,
             grading_s=config.grading_limit_s,
             replica_patience_s=config.replica_patience_s,
+            read_checkpoint=lambda run: recovery.newest(objects, run),
+            read_begun=lambda run, after: recovery.begun(objects, run, after),
+            read_newest=lambda run, known: recovery.newest_version(objects, run, known),
         )
         self.clock = Clock()
         self.relay = Relay(bus)
         self.housekeeping = Housekeeping(config, objects, bus, read_config, term)
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
-        self.pruned_at = self.heard_at = time.monotonic()
+        self.pruned_at = time.monotonic()
+        self.watermark = Watermark()
+        self.measured: set[str] = set()  # runs that have gauges
 
     async def run(self) -> None:
         leave = asyncio.Event()
@@ -191,6 +196,8 @@ class _Term:
         finally:
             for what in self.waits:
                 self.health.clear(what)
+            for run in self.measured:
+                self.health.tell(run, None)
             for task in (renewing, keeping, stopping):
                 task.cancel()
             await asyncio.gather(renewing, keeping, stopping, return_exceptions=True)
@@ -238,11 +245,14 @@ class _Term:
     async def _handle(self, batch: Sequence[Delivery]) -> None:
         """One batch until it is durable, however long the ledger is away. Raises Fenced, _Stopped."""
         marks = self.relay.marks()
-        listening = await self._listening(batch)
+        listening, upto = await self._listening()
+        unread = await self._requests_unread()
 
         def handle() -> Result:
             with BATCH.time():
-                return self.desk.handle(batch, self.clock.now(), marks, listening=listening)
+                return self.desk.handle(
+                    batch, self.clock.now(), marks, listening=listening, read_upto=upto, requests_unread=unread
+                )
 
         result = await self._patiently(handle)
         self.relay.marked(marks)
@@ -264,21 +274,31 @@ class _Term:
         self._report(result)
         await self._prune()
 
-    async def _listening(self, batch: Sequence[Delivery]) -> bool:
-        """Whether the workers' silence is their own. While not one of them is heard and leases run out, the bus may be at
-        fault (a broker that is away, a consumer that waits to join): it is asked whether anything is unread."""
-        now = time.monotonic()
-        if any(delivery.topic in FROM_WORKERS for delivery in batch):
-            self.heard_at = now
-        if now - self.heard_at < ABSENT_S or not self.desk.overdue(self.clock.now()):
-            return True
+    async def _listening(self) -> tuple[bool, float | None]:
+        """Whether it is known what the bus holds, and up to when everything that workers and graders said has been handled
+        (None: it does not matter now). Only where a lease would run out is the bus asked: then the worker's words may be
+        waiting in a partition that is read later than others, or cannot be read."""
+        now = self.clock.now()
+        if not self.desk.overdue(now):
+            return True, None
         try:
             async with asyncio.timeout(ASK_WITHIN_S):
-                unread = await self.bus.lag(FROM_WORKERS, GROUP)
+                standing = await self.bus.standing(FROM_WORKERS, GROUP)
         except (BusUnavailable, TimeoutError) as error:
             log.warning("cannot_listen", error=str(error) or type(error).__name__)
-            return False
-        return not any(unread.values())
+            self.watermark = Watermark()
+            return False, None
+        return True, self.watermark.advance(now, standing)
+
+    async def _requests_unread(self) -> bool | None:
+        """Whether the bus holds requests that no worker has acknowledged. None: it does not matter now, or is not known."""
+        if not self.desk.idle(self.clock.now()):
+            return None
+        try:
+            async with asyncio.timeout(ASK_WITHIN_S):
+                return any((await self.bus.lag([t.ROLLOUTS_REQUESTED], WORKERS)).values())
+        except (BusUnavailable, TimeoutError):
+            return None
 
     async def _patiently(self, call: Callable[[], T]) -> T:
         """In a thread, again and again while the stores are away. After a failed commit nobody knows whether it took
@@ -322,13 +342,9 @@ class _Term:
         for what in result.waits:
             if now - self.waits.setdefault(what, now) > PATIENCE_S:
                 self.health.wait_on(what)
+        for run in self.measured - self.desk.sets.keys():
+            self.health.tell(run, None)
+        for run, ws in self.desk.sets.items():
+            self.health.tell(run, measures.gate_words(ws) or None)
         OUTBOX.set(self.relay.waiting)
-        for ws in self.desk.sets.values():
-            _gauge(ws)
-
-
-def _gauge(ws: WorkingSet) -> None:
-    GROUPS.labels(ws.id, "open").set(len(ws.open))
-    GROUPS.labels(ws.id, "waiting").set(len(ws.waiting))
-    GROUPS.labels(ws.id, "trained").set(len(ws.trained))
-    ATTEMPTS.labels(ws.id).set(len(ws.attempts))
+        self.measured = measures.measure(self.desk.sets, self.measured)

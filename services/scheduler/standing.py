@@ -8,8 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from services.scheduler.calibration import silent
+from services.scheduler.columns import Array
 from services.scheduler.working_set import WorkingSet
-from shared.contracts.standing import CellStanding, HardnessPage, Of, ProblemStanding, Reason, State
+from shared.contracts.standing import (
+    CellStanding,
+    HardnessPage,
+    Of,
+    ProbeWhy,
+    ProblemStanding,
+    ProblemWhy,
+    Reason,
+    State,
+)
 
 PER_PAGE = 50
 SORTS = {
@@ -18,6 +29,7 @@ SORTS = {
 }
 ORDERS = ("asc", "desc")
 STATES = list(State)
+_FREE, _TRAINED = STATES.index(State.free), STATES.index(State.trained)
 
 
 class BadQuery(ValueError):
@@ -68,44 +80,34 @@ class Last:
 
 
 class Standing:
-    """Of every problem of a run at one moment; arrays in the catalogue's order."""
+    """Of every problem of a run at one moment; arrays by the catalogue's handles, so that ten million fit. Rows with equal
+    keys stand in the order of their handles."""
 
     def __init__(self, ws: WorkingSet) -> None:
-        self._ws = ws
-        self.ids = ws.catalogue.ids
-        kinds = [ws.catalogue.kind(problem) for problem in self.ids]
-        distinct = list(dict.fromkeys(kinds))
-        at = {kind: i for i, kind in enumerate(distinct)}
-        which = np.array([at[kind] for kind in kinds], dtype=np.int64)
-        categories, cells = zip(*distinct, strict=True) if distinct else ((), ())
-        a, b = ws.hardness.posterior(categories, cells) if distinct else (np.ones(0), np.ones(0))
+        self._ws, catalogue = ws, ws.catalogue
+        kinds = catalogue.kinds(ws.hardness)
+        self._kind = catalogue.places(kinds).astype(np.int32)
+        categories, cells = [category for category, _ in kinds], [cell for _, cell in kinds]
+        a, b = ws.hardness.posterior(categories, cells) if kinds else (np.ones(0), np.ones(0))
         n = a + b
-        self.kinds = kinds
-        self.states = _states(ws)
-        self.chance = (a / n)[which]
-        self.deviation = np.sqrt(a * b / (n * n * (n + 1)))[which]
+        self._chance, self._deviation = a / n, np.sqrt(a * b / (n * n * (n + 1)))  # by kind
         self.weighted = ws.config is None or ws.config.schedule.hardness_sampling
-        weights = (
-            ws.hardness.weights(categories, cells, step=ws.tip)
-            if self.weighted and distinct
-            else np.ones(len(distinct))
-        )
-        free = np.array([state is State.free for state in self.states], dtype=bool)
-        weight = np.where(free, weights[which] if len(which) else np.zeros(0), 0.0)
-        self.draw = weight / max(float(weight.sum()), 1e-300)
+        weights = np.ones(len(kinds))
+        if self.weighted:
+            weights = catalogue.weights(ws.hardness, step=ws.tip)
+        self._state = _states(ws)
+        free = np.bincount(self._kind[self._state == _FREE], minlength=len(kinds))
+        self._draw = weights / max(float((weights * free).sum()), 1e-300)  # by kind, of a free problem
 
     def page(self, query: Query, results: Callable[[Sequence[str]], Mapping[str, Last]]) -> HardnessPage:
         """`results`: what became of the last groups of the few problems that are shown."""
-        rows: Sequence[Any] | np.ndarray
-        if query.of is Of.cells:
-            rows = sorted(self._cells(), key=lambda c: (getattr(c, query.sort), c.cell))
-        else:
-            rows = self._sorted_problems(query)
+        cells = _Cells(self._ws, self._state, self.chance(), self.draw()) if query.of is Of.cells else None
+        rows = cells.sorted(query.sort) if cells is not None else self._sorted(query)
         if query.order == "desc":
             rows = rows[::-1]
         pages = max(1, -(-len(rows) // PER_PAGE))
         shown = min(query.page, pages)
-        some = rows[(shown - 1) * PER_PAGE : shown * PER_PAGE]
+        some = rows[(shown - 1) * PER_PAGE : shown * PER_PAGE].tolist()
         common: dict[str, Any] = {
             "run": self._ws.id,
             "step": self._ws.tip,
@@ -115,41 +117,103 @@ class Standing:
             "pages": pages,
             "total": len(rows),
         }
-        if query.of is Of.cells:
-            return HardnessPage(cells=list(some), **common)
-        last = results([self.ids[i] for i in some])
-        return HardnessPage(problems=[self._problem(int(i), last.get(self.ids[i])) for i in some], **common)
+        if cells is not None:
+            return HardnessPage(cells=[cells.cell(i) for i in some], **common)
+        names = [self._ws.catalogue.ids[handle] for handle in some]
+        last = results(names)
+        return HardnessPage(
+            problems=[self._problem(handle, name, last.get(name)) for handle, name in zip(some, names, strict=True)],
+            **common,
+        )
 
-    def _sorted_problems(self, query: Query) -> np.ndarray:
-        keep = [
-            i
-            for i in range(len(self.ids))
-            if (not query.cell or self.kinds[i][1] == query.cell) and (not query.state or self.states[i] == query.state)
-        ]
-        by_name = sorted(keep, key=lambda i: self.ids[i])  # equal ones stand in the order of their names
-        keys: dict[str, Callable[[int], Any]] = {
-            "problem": lambda i: self.ids[i],
-            "category": lambda i: self.kinds[i][0],
-            "cell": lambda i: self.kinds[i][1],
-            "state": lambda i: STATES.index(self.states[i]),
-            "chance": lambda i: self.chance[i],
-            "deviation": lambda i: self.deviation[i],
-            "draw": lambda i: self.draw[i],
-            "groups": lambda i: self._ws.catalogue.numbers[i],
-        }
-        return np.array(sorted(by_name, key=keys[query.sort]), dtype=np.int64)
+    def why(self, problem: str, results: Callable[[Sequence[str]], Mapping[str, Last]]) -> ProblemWhy:
+        """Raises KeyError for a problem that was never admitted. `results`: as in `page`."""
+        ws, handle = self._ws, self._ws.catalogue.handle(problem)
+        one = self._problem(handle, problem, results([problem]).get(problem))
+        category, cell = ws.catalogue.kind_at(handle)
+        size = ws.config.schedule.group_size if ws.config is not None else 8
+        (chance,) = ws.hardness.chance([category], [cell]).tolist()
+        free = int((self._state == _FREE).sum())
+        return ProblemWhy(
+            run=ws.id,
+            step=ws.tip,
+            weighted=self.weighted,
+            mean=ws.hardness.mean,
+            power=ws.hardness.power(ws.tip),
+            free=free,
+            relative=one.draw * free,
+            silent=silent(chance, ws.hardness.calibration.spread, size),
+            standing=one,
+            probe=self._probe(problem, cell),
+        )
 
-    def _problem(self, i: int, last: Last | None) -> ProblemStanding:
-        (category, cell), ws = self.kinds[i], self._ws
+    def _probe(self, problem: str, cell: str) -> ProbeWhy | None:
+        tried, catalogue = self._ws.probed, self._ws.catalogue
+        if not tried:
+            return None
+        relatives = [tried[name] for name in tried if name != problem and catalogue.kind(name)[1] == cell]
+        attempts, solved = tried.get(problem, (0, 0))
+        return ProbeWhy(
+            attempts=attempts,
+            solved=solved,
+            relatives=len(relatives),
+            relatives_attempts=sum(attempts for attempts, _ in relatives),
+            relatives_solved=sum(solved for _, solved in relatives),
+            problems=len(tried),
+        )
+
+    def chance(self) -> Array:
+        found: Array = self._chance[self._kind]
+        return found
+
+    def draw(self) -> Array:
+        """Share of the weight of all free problems, by problem."""
+        return np.where(self._state == _FREE, self._draw[self._kind], 0.0)
+
+    def _sorted(self, query: Query) -> Array:
+        """Handles of the rows that are asked for, rising."""
+        keep = np.arange(len(self._state))
+        if query.cell:
+            keep = np.sort(self._ws.catalogue.relatives(query.cell)).astype(np.int64)
+        if query.state:
+            keep = keep[self._state[keep] == STATES.index(State(query.state))]
+        found: Array = keep[np.argsort(self._keys(query.sort, keep), kind="stable")]
+        return found
+
+    def _keys(self, sort: str, handles: Array) -> Array:
+        catalogue, kind = self._ws.catalogue, self._kind[handles]
+        match sort:
+            case "state":
+                return self._state[handles]
+            case "chance":
+                return self._chance[kind]
+            case "deviation":
+                return self._deviation[kind]
+            case "draw":
+                return self.draw()[handles]
+            case "groups":
+                return catalogue.next_numbers()[handles]
+            case "category":
+                codes, names = catalogue.categories()
+                return _ranks(names)[codes[handles]]
+            case "cell":
+                return _ranks([catalogue.kind_at(handle)[1] for handle in handles.tolist()])
+            case _:
+                return _ranks([catalogue.ids[handle] for handle in handles.tolist()])
+
+    def _problem(self, handle: int, name: str, last: Last | None) -> ProblemStanding:
+        ws, kind = self._ws, self._kind[handle]
+        category, cell = ws.catalogue.kind_at(handle)
+        state = STATES[self._state[handle]]
         return ProblemStanding(
-            problem=self.ids[i],
+            problem=name,
             category=category,
             cell=cell,
-            state=self.states[i],
-            chance=float(self.chance[i]),
-            deviation=float(self.deviation[i]),
-            draw=float(self.draw[i]),
-            groups=ws.catalogue.numbers[i],
+            state=state,
+            chance=float(self._chance[kind]),
+            deviation=float(self._deviation[kind]),
+            draw=float(self._draw[kind]) if state is State.free else 0.0,
+            groups=ws.catalogue.next_number(name),
             attempts=last.attempts if last else 0,
             solved=last.solved if last else 0,
             step=last.step if last else -1,
@@ -160,48 +224,73 @@ class Standing:
             ],
         )
 
-    def _cells(self) -> list[CellStanding]:
-        names = sorted({cell for _, cell in self.kinds})
-        at = {name: i for i, name in enumerate(names)}
-        which = np.array([at[cell] for _, cell in self.kinds], dtype=np.int64)
 
-        def summed(values: Any) -> np.ndarray:
-            return np.bincount(which, weights=np.asarray(values, dtype=np.float64), minlength=len(names))
+class _Cells:
+    """The same by cell; arrays by cell."""
 
-        count = summed(np.ones(len(which)))
-        free = summed([state is State.free for state in self.states])
-        trained = summed([state is State.trained for state in self.states])
-        chance, draw = summed(self.chance) / np.maximum(count, 1), summed(self.draw)
-        tried = self._ws.hardness.cells(names) if names else np.zeros((0, 3))
-        return [
-            CellStanding(
-                cell=name,
-                problems=int(count[i]),
-                free=int(free[i]),
-                trained=int(trained[i]),
-                chance=float(chance[i]),
-                draw=float(draw[i]),
-                attempts=float(tried[i, 0]),
-                solved=float(tried[i, 1]),
-                promised=float(tried[i, 2]),
-            )
-            for i, name in enumerate(names)
-        ]
+    def __init__(self, ws: WorkingSet, state: Array, chance: Array, draw: Array) -> None:
+        self._catalogue = ws.catalogue
+        codes, self._first, which = np.unique(ws.catalogue.cells(), return_index=True, return_inverse=True)
+
+        def summed(values: Array | None) -> Array:
+            found: Array = np.bincount(which, weights=values, minlength=len(codes))
+            return found
+
+        tried = np.zeros((len(codes), 3))
+        for cell in ws.hardness.tried:
+            members = ws.catalogue.relatives(cell)
+            if len(members):
+                tried[which[members[0]]] = ws.hardness.cells([cell])[0]
+        count = summed(None)
+        self._of: dict[str, Array] = {
+            "problems": count,
+            "free": summed((state == _FREE).astype(float)),
+            "trained": summed((state == _TRAINED).astype(float)),
+            "chance": summed(chance) / np.maximum(count, 1),
+            "draw": summed(draw),
+            "attempts": tried[:, 0],
+            "solved": tried[:, 1],
+            "promised": tried[:, 2],
+        }
+
+    def _name(self, i: int) -> str:
+        return self._catalogue.kind_at(int(self._first[i]))[1]
+
+    def sorted(self, sort: str) -> Array:
+        """Rows, rising."""
+        keys = _ranks([self._name(i) for i in range(len(self._first))]) if sort == "cell" else self._of[sort]
+        found: Array = np.argsort(keys, kind="stable")
+        return found
+
+    def cell(self, i: int) -> CellStanding:
+        of = {name: float(column[i]) for name, column in self._of.items()}
+        return CellStanding(
+            cell=self._name(i),
+            problems=int(of["problems"]),
+            free=int(of["free"]),
+            trained=int(of["trained"]),
+            chance=of["chance"],
+            draw=of["draw"],
+            attempts=of["attempts"],
+            solved=of["solved"],
+            promised=of["promised"],
+        )
 
 
-def _states(ws: WorkingSet) -> list[State]:
-    running = {group.problem for group in ws.open.values()}
-    waiting = {group.problem for group in ws.waiting.values()}
-    trained = {ws.announced[group] for group in ws.trained if group in ws.announced}
-    free = ws.catalogue.free_ones()
-    found = []
-    for i, problem in enumerate(ws.catalogue.ids):
-        if problem in running:
-            found.append(State.running)
-        elif problem in waiting:
-            found.append(State.waiting)
-        elif problem in trained:
-            found.append(State.trained)
-        else:
-            found.append(State.free if free[i] else State.given_up)
+def _ranks(names: Sequence[str]) -> Array:
+    """The place of each among the names in order; equal ones have one place."""
+    places = {name: place for place, name in enumerate(sorted(set(names)))}
+    return np.fromiter((places[name] for name in names), np.int64, len(names))
+
+
+def _states(ws: WorkingSet) -> Array:
+    """uint8 per problem: a place in STATES."""
+    found = np.where(ws.catalogue.free_ones(), _FREE, STATES.index(State.given_up)).astype(np.uint8)
+    of = {
+        State.trained: (ws.announced[group] for group in ws.trained if group in ws.announced),
+        State.waiting: (group.problem for group in ws.waiting.values()),
+        State.running: (group.problem for group in ws.open.values()),
+    }
+    for state, problems in of.items():
+        found[[ws.catalogue.handle(problem) for problem in problems]] = STATES.index(state)
     return found

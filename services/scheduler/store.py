@@ -7,6 +7,7 @@ thought dead cannot write beside its successor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, func, select, update
 
@@ -15,16 +16,16 @@ from services.scheduler.records import Group, Message
 from services.scheduler.rows import TABLES
 from services.scheduler.working_set import WorkingSet
 from shared.contracts import codec
+from shared.contracts.life import RunState
 from shared.contracts.topics import TOPICS
 from shared.ledger import unhurried
-from shared.ledger.transitions import RunState
 
 LEASE = "scheduler"
 # Insert-only tables in the order of their references. A repeated fact is the same fact.
 _FACTS = ("packs", "problems", "incarnations", "policies", "steps", "trained", "inbox")
 
 # Statements of every transaction, made once: composing them costs more than running them.
-_OUTBOX, _LEASE = TABLES["outbox"], TABLES["lease"]
+_OUTBOX, _LEASE, _LISTENING = TABLES["outbox"], TABLES["lease"], TABLES["listening"]
 _MARK = (
     update(_OUTBOX)
     .where(
@@ -56,11 +57,11 @@ class Store:
             query = select(runs.c.run_id).where(runs.c.state != RunState.finished.value).order_by(runs.c.created_at)
             return [row.run_id for row in connection.execute(query)]
 
-    def load(self, run: str, now: float) -> WorkingSet | None:
-        """None: the ledger has not heard of this run. `now`: leases begin anew."""
+    def load(self, run: str, now: float, before: WorkingSet | None = None) -> WorkingSet | None:
+        """None: the ledger has not heard of this run. `now`, `before`: see `loading.load`."""
         with self.engine.begin() as connection:
             unhurried(connection)
-            return loading.load(connection, run, now)
+            return loading.load(connection, run, now, before)
 
     def gone(self, run: str, attempts: Iterable[str]) -> dict[str, int]:
         """Of these attempts, those that the ledger knows, with their epoch."""
@@ -116,17 +117,32 @@ class Store:
             found.append((row.run_id, Message(row.sequence, topic, row.key, codec.decode(topic, row.message, headers))))
         return found
 
+    def listening(self) -> dict[str, Any] | None:
+        """Return how long the last scheduler has listened (`Listening.state`). None: nobody has written that down yet."""
+        with self.engine.begin() as connection:
+            return connection.execute(select(_LISTENING.c.state).where(_LISTENING.c.name == LEASE)).scalar()
+
     # Writing
 
-    def commit(self, sets: Sequence[WorkingSet], published: dict[str, int], now: float, term: int | None) -> None:
-        """One transaction: all changes of these runs, and the outbox marked as published up to a sequence per run.
-        Raises Fenced. Afterwards the changes are the caller's to forget."""
+    def commit(
+        self,
+        sets: Sequence[WorkingSet],
+        published: dict[str, int],
+        now: float,
+        term: int | None,
+        listening: dict[str, Any] | None = None,
+    ) -> None:
+        """One transaction: all changes of these runs, the outbox marked as published up to a sequence per run, and how long
+        this scheduler has listened (`Listening.state`; None: as it was). Raises Fenced. Afterwards the changes are the
+        caller's to forget."""
         with self.engine.begin() as connection:
             _check_term(connection, term)
             for ws in sets:
                 self._write(connection, ws, now)
             for run, upto in published.items():
                 connection.execute(_MARK, {"of_run": run, "upto": upto, "at": now})
+            if listening is not None:
+                rows.upsert(connection, "listening", [{"name": LEASE, "state": listening}])
 
     def prune(self, before: float, term: int | None) -> None:
         """Forgets messages published before this time: what they said is in the events."""

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, select
 from services.scheduler import rotation
 from services.scheduler.garbage import Garbage, Known, left_behind, routing, versions
 from services.scheduler.intake import PROMOTED
-from services.scheduler.records import ReplicaState
+from services.scheduler.records import ReplicaState, of_row
 from shared.contracts.ids import OPEN_EVALUATIONS, parse_attempt, parse_checkpoint, parse_policy
 from shared.contracts.lineage import Fork, Lineage
 from shared.contracts.messages import EvalRequested
@@ -41,12 +41,12 @@ def chunks(things: Iterable[T]) -> Iterator[list[T]]:
 
 def known(connection: Connection, run: str, attempts: Collection[str]) -> dict[str, Known]:
     """Of these attempts, what the ledger says."""
-    asked = select(Attempt.attempt_id, Attempt.epoch, Attempt.state, Attempt.trajectory)
+    asked = select(Attempt.attempt_id, Attempt.epoch, Attempt.state, Attempt.trajectory, Attempt.checkpoint)
     rows = connection.execute(asked.where(Attempt.run_id == run, Attempt.attempt_id.in_(attempts)))
     found = {}
-    for name, epoch, state, trajectory in rows:
+    for name, epoch, state, trajectory, checkpoint in rows:
         there = parse_attempt(trajectory.key) if trajectory else None
-        found[name] = Known(epoch, state not in LIVE, there.epoch if there else None)
+        found[name] = Known(epoch, state not in LIVE, there.epoch if there else None, checkpoint is not None)
     return found
 
 
@@ -83,14 +83,8 @@ def served(connection: Connection, run: str, patience_s: float) -> set[int]:
     """Versions that replicas serve. `patience_s`: see `rotation`."""
     told = select(Policy.serial, Policy.incarnation, Policy.step, Policy.published_at).where(Policy.run_id == run)
     policies = {serial: (incarnation, step, at) for serial, incarnation, step, at in connection.execute(told)}
-    r = Replica
-    columns = select(r.replica, r.pool, r.serial, r.ok, r.url, r.pause_s, r.applied_at, r.reason)
-    replicas = {
-        name: ReplicaState(pool, serial, ok, url, pause_s, applied_at, reason)
-        for name, pool, serial, ok, url, pause_s, applied_at, reason in connection.execute(
-            columns.where(r.run_id == run)
-        )
-    }
+    rows = connection.execute(select(*Replica.__table__.columns).where(Replica.run_id == run))
+    replicas = {row.replica: of_row(ReplicaState, row) for row in rows}
     return rotation.served(replicas, policies, time.time(), patience_s)
 
 

@@ -1,7 +1,7 @@
 """The trainer turns groups of scored attempts into policy versions.
 
 Owns: the policy's float32 masters and optimiser, the run's incarnations and step checkpoints, the serials.
-Consumes: runs.control, groups.ready.
+Consumes: runs.state, groups.ready.
 Produces: policies.published, steps.committed (commits and new incarnations), groups.quarantined, alerts; objects under
 `runs/<run>/policies`, `runs/<run>/checkpoints`, `runs/<run>/incarnations`.
 
@@ -12,6 +12,7 @@ Invariants:
 - A serial is never reused, and a process that a newer incarnation has superseded publishes nothing more.
 - A resume gives the same weights, bit for bit, as if nothing had happened, when the same groups follow.
 - What cannot be trained goes to quarantine with the reason and never stops a step.
+- A batch in which no token has a gradient moves nothing. A weight that is not finite is never published.
 
 `groups.ready` is acknowledged when the group is in hand, not when it is trained. That loses nothing: the ledger holds
 every ready group until a surviving step names it. A trainer that dies is followed by a new incarnation, and on
@@ -19,6 +20,10 @@ every ready group until a surviving step names it. A trainer that dies is follow
 announcement to a later incarnation is not acknowledged: who hears it has been superseded. It reads no more groups and stays
 up, not ready, until another run begins: ended, it would be started again and take the run back.
 
+A step's version and checkpoint are made durable, and announced, by another thread while the next step computes (`publishing`).
+The order of durability is that of a trainer that waits, and so is every number.
+
 Where to read: `service` (wiring) → `training` (a run's life) → `step` (one update) → `loss`, `packing`, `layout`,
-`replay`, `engine`; `checkpoints` (durability); `base/` makes the policy that RL starts from.
+`replay`, `engine`; `publishing`, `versions`, `checkpoints` (durability); `shares` (where the time goes); `base/` makes the policy
+that RL starts from.
 """

@@ -9,7 +9,7 @@ runs/<run>/checkpoints/<n>-<step>/manifest.json       written last
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from services.trainer.persistence import insist
 from shared.contracts.ids import checkpoint_prefix, parse_checkpoint
 from shared.contracts.lineage import Fork
 from shared.contracts.messages import StepCommitted
@@ -58,7 +59,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # continued from here; 0: the base policy
     trainer: str
     claimed_at: float  # wall-clock seconds, for people
-    rollback: str = ""  # the word of runs.control that it obeys (see rollback)
+    rollback: str = ""  # id of the command that it obeys (see rollback); "": none
 
 
 class StepCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,24 +137,28 @@ def write(
     mine: Incarnation,
     committed: StepCommitted,
     state: Mapping[str, Tensor],
-    trained: frozenset[str] | set[str],
+    trained: Collection[str],
     room: Path,
+    saved: Callable[[], None] = lambda: None,
 ) -> Ref:
     """Durable when it returns; atomic: the manifest comes last. Older checkpoints beyond KEEP are deleted after it, and what
-    earlier incarnations left of theirs when they died in between."""
-    prefix = checkpoint_prefix(committed.run, mine.incarnation, committed.step)
+    earlier incarnations left of theirs when they died in between. `saved` is called once `state` is not needed any more."""
     with scratch(room, ON_ITS_WAY) as folder:
         path = folder / "state.safetensors"
-        save_file(dict(state), path)
-        state_ref = objects.put_file(f"{prefix}/state.safetensors", path)
-    groups_ref = objects.put(f"{prefix}/groups.json", msgspec.json.encode(sorted(trained)))
+        insist(lambda: save_file(dict(state), path))
+        saved()
+        return insist(lambda: _put(objects, mine, committed, path, trained))
+
+
+def _put(objects: Objects, mine: Incarnation, committed: StepCommitted, state: Path, trained: Collection[str]) -> Ref:
+    prefix = checkpoint_prefix(committed.run, mine.incarnation, committed.step)
     manifest = StepCheckpoint(
         run=committed.run,
         incarnation=mine.incarnation,
         step=committed.step,
         serial=committed.serial,
-        state=state_ref,
-        groups=groups_ref,
+        state=objects.put_file(f"{prefix}/state.safetensors", state),
+        groups=objects.put(f"{prefix}/groups.json", msgspec.json.encode(sorted(trained))),
         committed=committed,
     )
     check_not_superseded(objects, mine, committed.run)

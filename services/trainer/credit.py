@@ -4,16 +4,21 @@ An attempt of several turns that is solved by its fourth edit holds three edits 
 alike, and for attempts as short as ours that noise drowns the signal: over 190 problems, the gradients of two halves of the
 same batch had a cosine of 0.00 with credit per attempt, and of 0.08 with credit per turn (docs/results.md).
 
-    G_t = r * discount^c_t - the losses of its faults (a broken call, a test of what had failed, submitting what had failed)
+    G_t = r * discount^c_t - p_t - the losses of its faults (a broken call, testing or submitting what had failed)
     A_t = G_t - mean of G over the group's turns that began alike: with the task, after a test that passed, or otherwise
 
-r is the attempt's reward, c_t how many later turns still changed the files. How a turn began is known before it samples, so
-that the mean is a baseline and no incentive (sorted by what a turn did, a policy learns to do what is compared with least).
-All turns that answer the task alone answer one and the same prompt: their mean is the value of that state. Those are the
-first turns and, where retries are fresh, nearly all others; second tries in a conversation, which succeed less often, are
-compared with each other. A group in which no attempt earned anything teaches its faults, and what its reward takes from
-failed attempts too (`apply = all`), alone; such groups also take the longest to compute, so that only `credit.failed_share`
-of them do, and the others are left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
+r is the attempt's reward without its length penalty, c_t how many later turns still changed the files. p_t is the turn's own
+share of the penalty, C(x after) - C(x before): tokens are charged where they were spent, and the shares of an attempt sum to its
+penalty exactly (shared.length). Left in r, the whole penalty would lie on the turn that solved the problem.
+
+How a turn began is known before it samples, so that the mean is a baseline and no incentive (sorted by what a turn did, a policy
+learns to do what is compared with least). All turns that answer the task alone answer one and the same prompt: their mean is
+the value of that state. Those are the first turns and, where retries are fresh, nearly all others; second tries in a
+conversation, which succeed less often, are compared with each other.
+
+A group in which no attempt earned anything (no r is above 0) teaches its faults, and what its reward takes from failed attempts too
+(`apply = all`), alone. Such groups take the longest to compute, so only `credit.failed_share` of them do, and the others are
+left out (all advantages 0). `credit.per = "attempt"` is Dr. GRPO as it is written: A = r - mean r.
 """
 
 from __future__ import annotations
@@ -23,27 +28,34 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from services.trainer.loss import advantages
-from shared.contracts.run import Credit
+from shared.contracts.run import Credit, LengthPenalty
 from shared.contracts.trajectory import Segment, Span, Trajectory
+from shared.length import SAMPLED, UNTOLD, charges, length_penalty, untold_tokens
 
 CHANGING = frozenset({"edit", "undo", "write", "apply_patch", "terminal", "bash", "shell"})
-UNTOLD = -1  # the turn of sampled tokens that no span covers
-SAMPLED = frozenset({"thinking", "tool_call", "final", "summary"})
 
 
 def assign(
-    trajectories: Sequence[Trajectory], rewards: Sequence[float], credit: Credit, *, lot: float
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[float],
+    credit: Credit,
+    *,
+    lot: float,
+    lengths: Sequence[LengthPenalty | None] | None = None,
 ) -> list[list[np.ndarray]]:
-    """Advantages float32 [T] per attempt and segment, 0 where nothing was sampled. `lot`: the group's, uniform in [0, 1)."""
+    """Return advantages float32 [T] per attempt and segment, 0 where nothing was sampled. `lot`: the group's, uniform in [0, 1).
+    `lengths`: the length penalty that each reward holds; None: it holds none."""
     if credit.per == "attempt":
         whole = advantages(rewards)
         return [
             [np.where(s.loss_mask, a, 0.0).astype(np.float32) for s in t.segments]
             for t, a in zip(trajectories, whole, strict=True)
         ]
+    lengths = lengths or [None] * len(rewards)
+    rewards = [without_length(t, r, length) for t, r, length in zip(trajectories, rewards, lengths, strict=True)]
     if max(rewards) <= 0 and lot >= credit.failed_share:
         return [[np.zeros(len(s.tokens), np.float32) for s in t.segments] for t in trajectories]
-    returns = [turn_returns(t, r, credit) for t, r in zip(trajectories, rewards, strict=True)]
+    returns = [turn_returns(t, r, credit, length) for t, r, length in zip(trajectories, rewards, lengths, strict=True)]
     beginnings = [_beginnings(t, turns) for t, turns in zip(trajectories, returns, strict=True)]
     seen: dict[str, list[float]] = {}
     for turns, began in zip(returns, beginnings, strict=True):
@@ -56,18 +68,25 @@ def assign(
     ]
 
 
-def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[int, float]:
-    """G by turn, in order, for every turn that sampled something. Sampled tokens outside of all spans are a turn UNTOLD,
-    which came before all others."""
+def without_length(trajectory: Trajectory, reward: float, length: LengthPenalty | None) -> float:
+    """Return the reward as it was before the length penalty was subtracted. `length`: None: none was."""
+    return reward if length is None else reward + length_penalty(trajectory.effort, length)
+
+
+def turn_returns(
+    trajectory: Trajectory, reward: float, credit: Credit, length: LengthPenalty | None = None
+) -> dict[int, float]:
+    """Return G by turn, in order, for every turn that sampled something. `reward`: without the length penalty. `length`: the
+    penalty that the attempt pays; None: none. Sampled tokens outside of all spans are a turn UNTOLD, which came before all
+    others."""
     turns: dict[int, list[Span]] = {}
     for segment in trajectory.segments:
-        told = np.zeros(len(segment.tokens), bool)
         for span in segment.spans:
             if span.role in SAMPLED and segment.loss_mask[span.start : span.end].any():
                 turns.setdefault(span.turn, []).append(span)
-                told[span.start : span.end] = True
-        if (segment.loss_mask & ~told).any():
+        if untold_tokens(segment):
             turns.setdefault(UNTOLD, [])
+    owed = charges(trajectory, length) if length is not None else {}
     result: dict[int, float] = {}
     changes = 0  # by later turns
     for number in sorted(turns, reverse=True):
@@ -76,7 +95,7 @@ def turn_returns(trajectory: Trajectory, reward: float, credit: Credit) -> dict[
         if "endless" not in faults and not all(span.ok for span in spans):
             faults.add("broken")
         lost = sum(credit.faults.get(fault, 0.0) for fault in faults)
-        result[number] = reward * credit.discount**changes - lost
+        result[number] = reward * credit.discount**changes - owed.get(number, 0.0) - lost
         changes += any(span.tool in CHANGING and span.ok for span in spans)
     return dict(sorted(result.items()))
 

@@ -1,229 +1,156 @@
-"""The optimiser side of the policy: DeepSpeed over float32 masters, trunk and MTP layers apart.
+"""The optimiser side of the policy: DeepSpeed over float32 masters, in three parts.
 
-Two DeepSpeed engines over one model: the trunk, and the MTP layers with a learning rate and a clip group of their own.
-Neither sees the other's parameters, so that the trunk's update is bit-equal with and without MTP. The forward runs on the
-bf16 values that are published (`shared.model.published`), gradients go straight through to the masters.
+Three DeepSpeed engines over one model, each with a clip group of its own: the trunk without its experts, the trunk's experts, and
+the MTP layers, which have a learning rate of their own too. Experts may be divided among ranks (see `experts`), so their gradients
+are summed over fewer ranks than the rest. The trunk's update is bit-equal with and without MTP. The forward runs on the bf16
+values that are published (`shared.model.published`), gradients go straight through to the masters.
+
+Invariants:
+- Every rank takes the same decision about a step: the gradient's norm, which decides, is that of all ranks.
+- A gradient of the trunk or its experts that is not finite, or together a spike, moves nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator, Mapping
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from services.trainer import loss
+from services.trainer.experts import Experts, layers
+from services.trainer.mesh import Mesh
+from services.trainer.optimiser import Optimiser
 from shared.contracts.run import TrainConfig
-from shared.model import Transformer, published
-from shared.model.checkpoint import KEPT_IN_FLOAT32
-from shared.model.fp8 import published_in_fp8
+from shared.model import Transformer, published, published_tensors
+from shared.model.checkpoint import KEPT_IN_FLOAT32, published_experts
+from shared.model.fp8 import published_in_fp8, round_inputs, round_weights
+from shared.model.moe import MixtureOfExperts
+from shared.model.rounding import round_bf16
+from shared.weights.low_precision import format_of
 
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
-MOMENTS = ("exp_avg", "exp_avg_sq")
-EPSILON = 1e-8
-LAST_NORM = "norm.weight"  # of the trunk: what the head reads
-
-
-class WrongState(ValueError):
-    """A checkpoint's state does not fit the model; the text names the tensor."""
+T = TypeVar("T")
+NORMS = "trunk/:norms"  # in the state: gradient norms of the last steps
+SPIKE_STEPS, LEAST_STEPS = 32, 8  # norms that a spike is measured against: at most, at least
 
 
 def start_distributed() -> None:
-    """One process, no network and no launcher: a gloo group over a store in memory. Under a launcher (WORLD_SIZE is set):
-    its group. Repeating it does nothing.
+    """Start one process without network and launcher: a group over a store in memory. Under a launcher (WORLD_SIZE is set):
+    its group. Tensors on a CUDA device go through nccl, others through gloo. Repeating it does nothing.
 
-    DeepSpeed builds a shared-memory operator at its first start (up to 2 minutes, needs a compiler); a single process has
-    nobody to share memory with, so it is switched off.
+    DeepSpeed would build a shared-memory operator at its first start (up to 2 minutes, needs a compiler). It is switched off.
     """
     import deepspeed.ops
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        import deepspeed
-
-        deepspeed.init_distributed()
-        return
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group(backend)
+        return
     os.environ.setdefault("LOCAL_RANK", "0")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    # A group of one process needs no network; without this NCCL fails where loopback is the only interface.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-class _Part(nn.Module):
-    """Some of the model's modules, as DeepSpeed's module: it owns their optimiser. The forward is the model's own."""
+def _compute_deterministically() -> None:
+    """Make CUDA add in the same order in every run: a resume is promised to be bit-equal. The gathers of rows that many branches
+    share (prefixes, embeddings) would otherwise add up their gradients in whichever order threads arrive.
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        for name, module in modules.items():
-            self.add_module(name, module)
+    An operation that cannot do so raises. With a warning alone, torch's attention adds in any order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Every new tensor would be written twice.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # parts of a sum are added in float32
+    # Compiled functions meet more shapes than torch's 8 (widths, experts without a row, with and without a gradient). Past the
+    # limit torch computes them eagerly, without a word, and attention then holds a score for every pair.
+    torch._dynamo.config.recompile_limit = 64
 
 
 @dataclass(slots=True)
 class StepResult:
-    grad_norm: float
+    grad_norm: float  # of the trunk and its experts together
     mtp_grad_norm: float
-    applied: bool  # False: the trunk's gradient was not finite; nothing moved, the MTP layers neither
+    applied: bool  # False: that gradient was not finite, or a spike; nothing moved, the MTP layers neither
     mtp_applied: bool  # False: not so, or the MTP layers' own was not finite, and they alone stayed as they were
+    spike: float = 0.0  # the norm above which this step's gradient was a spike; 0: it was none
 
 
-class _Optimiser:
-    """One DeepSpeed engine over `parts`: AdamW, clipping, and its state by parameter name, whatever the ZeRO stage."""
-
-    def __init__(self, parts: Mapping[str, nn.Module], config: TrainConfig, rate: float, stage: int) -> None:
-        import deepspeed
-
-        module = _Part(parts)
-        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.stage, self.clip = stage, config.clip_norm
-        self.config, self.peak = config, rate
-        own = {LAST_NORM: config.last_norm_learning_rate}
-        self.own_rates = {name: r for name, r in own.items() if r and name in self.named}
-        self.base = torch.optim.AdamW(
-            self.named.values(), lr=rate, betas=config.betas, eps=EPSILON, weight_decay=config.weight_decay
-        )
-        self.base.register_step_pre_hook(self._before_step)
-        settings = {
-            "train_micro_batch_size_per_gpu": 1,
-            "managed_gradient_accumulation": False,  # a step has as many micro-batches as its tokens need
-            "zero_optimization": {"stage": stage},
-            "zero_allow_untested_optimizer": True,
-            "gradient_clipping": 0.0 if stage == 0 else self.clip,  # stage 0 hides the norm: clipped in _before_step
-            "steps_per_print": None,
-        }
-        self.engine, *_ = deepspeed.initialize(
-            model=module, optimizer=self.base, config=settings, dist_init_required=False
-        )
-        self.grad_norm = 0.0
-        self.finite = True
-        self._skip = False
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulates. DeepSpeed averages over ranks; the loss is a sum over the global batch, so that is undone."""
-        self.engine.backward(loss * self.engine.world_size)
-
-    def step(self, share: float, *, skip: bool = False) -> None:
-        """`share`: of the learning rates (warm-up and cool-down). `skip`: the gradients are thrown away, as if not finite."""
-        self._skip = skip
-        for group in self.base.param_groups:
-            group["lr"] = self.peak * share
-        before = {name: self._master(self.named[name]).clone() for name in self.own_rates}
-        steps = self._steps()
-        self.engine.step()
-        if self._steps() > steps:
-            for name, rate in self.own_rates.items():
-                self._set_master(self.named[name], self._moved(before[name], self.named[name], rate * share))
-        if self.stage:
-            self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
-
-    def _moved(self, before: Tensor, p: nn.Parameter, rate: float) -> Tensor:
-        """AdamW's step at a rate of its own, from the moments that it has just made. A parameter group would say it shorter,
-        but ZeRO steps groups one by one, and neither the look at all gradients nor the moments' links stand that."""
-        t, (beta1, beta2) = self._steps(), self.config.betas
-        mean, square = (self._moment(p, name) for name in MOMENTS)
-        direction = (mean / (1 - beta1**t)) / ((square / (1 - beta2**t)).sqrt() + EPSILON)
-        return before * (1 - rate * self.config.weight_decay) - rate * direction
-
-    def _before_step(self, optimiser: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        """After the reduction over ranks, before anything moves: clip and look whether all is finite."""
-        parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-        if self.stage == 0:
-            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip)) if parameters else 0.0
-            self.finite = bool(np.isfinite(self.grad_norm))
-        else:
-            self.finite = all(bool(torch.isfinite(p.grad).all()) for p in parameters)
-        if self._skip or not self.finite:
-            for p in parameters:
-                p.grad = None  # AdamW skips a parameter without gradient
-
-    def state(self) -> dict[str, Tensor]:
-        """Masters, moments and step count by name; independent of ZeRO stage and ranks."""
-        result: dict[str, Tensor] = {}
-        for name, p in self.named.items():
-            result[name] = p.detach()
-            for moment in MOMENTS:
-                result[f"{name}:{moment}"] = self._moment(p, moment)
-        result[":step"] = torch.tensor(float(self._steps()))
-        return result
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        if self.stage:
-            self._make_moments()
-        for name, p in self.named.items():
-            for key in (name, *(f"{name}:{m}" for m in MOMENTS)):
-                if key not in state or state[key].shape != p.shape:
-                    raise WrongState(f"checkpoint state {key!r}: found {_shape(state, key)}, expected {tuple(p.shape)}")
-            self._load_parameter(p, state[name], {m: state[f"{name}:{m}"] for m in MOMENTS})
-        for inner in self.base.state.values():
-            inner["step"] = state[":step"].clone()
-
-    def _make_moments(self) -> None:
-        """AdamW makes its moments in its first step, and ZeRO links them to the parameters then: ahead of it here."""
-        for group in self.base.param_groups:
-            for flat in group["params"]:
-                moments = {m: torch.zeros_like(flat) for m in MOMENTS}
-                self.base.state.setdefault(flat, {"step": torch.tensor(0.0), **moments})
-        self.engine.optimizer._lazy_init_hp_params_optimizer_state()
-
-    def _master(self, p: nn.Parameter) -> Tensor:
-        if self.stage == 0:
-            return p.detach()
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return safe_get_full_fp32_param(p)
-
-    def _set_master(self, p: nn.Parameter, value: Tensor) -> None:
-        if self.stage:
-            from deepspeed.utils import safe_set_full_fp32_param
-
-            safe_set_full_fp32_param(p, value.to(p.device))
-        p.data.copy_(value)
-
-    def _load_parameter(self, p: nn.Parameter, value: Tensor, moments: Mapping[str, Tensor]) -> None:
-        self._set_master(p, value)
-        if self.stage == 0:
-            self.base.state[p] = {"step": torch.tensor(0.0), **{m: x.clone().to(p.device) for m, x in moments.items()}}
-            return
-        from deepspeed.utils import safe_set_full_optimizer_state
-
-        for moment, x in moments.items():
-            safe_set_full_optimizer_state(p, x.to(p.device), moment)
-
-    def _moment(self, p: nn.Parameter, name: str) -> Tensor:
-        if self.stage == 0:
-            found = self.base.state.get(p, {}).get(name)
-        else:
-            from deepspeed.utils import safe_get_full_optimizer_state
-
-            found = safe_get_full_optimizer_state(p, name)
-        return torch.zeros_like(p) if found is None else found.detach()
-
-    def _steps(self) -> float:
-        return max((float(s["step"]) for s in self.base.state.values() if "step" in s), default=0.0)
+class BrokenWeights(ArithmeticError):
+    """A step left a weight that is not finite. The text names step and parameter. The process ends with it: the next one goes on
+    from what is durable, which has no such weight."""
 
 
-def _shape(state: Mapping[str, Tensor], key: str) -> object:
-    return tuple(state[key].shape) if key in state else "nothing"
+def as_published(
+    model: Transformer, config: TrainConfig, arithmetic: torch.dtype = torch.float32
+) -> contextlib.AbstractContextManager[None]:
+    """Return a block in which every parameter has the value that engines compute with (see Engine.forward_weights)."""
+    format = format_of(config.fp8)
+    if format is None:
+        return published(model, arithmetic)
+    return published_in_fp8(model, format, arithmetic=arithmetic)
 
 
 class Engine:
     """The policy in training. `with engine.forward_weights():` surround every forward and backward of a step."""
 
-    def __init__(self, model: Transformer, config: TrainConfig, *, zero_stage: int = 0) -> None:
-        if zero_stage not in (0, 1):
-            raise ValueError(f"zero_stage: found {zero_stage}; allowed: 0, 1")
+    def __init__(
+        self,
+        model: Transformer,
+        config: TrainConfig,
+        *,
+        zero_stage: int = 0,
+        context_ranks: int = 1,
+        expert_ranks: int = 1,
+        schedule: Callable[[float], float] | None = None,
+        trains_trunk: bool = True,
+        arithmetic: torch.dtype = torch.float32,
+    ) -> None:
+        """`context_ranks`: how many ranks share a sequence. `expert_ranks`: how many divide the experts; the model forgets those
+        of the others. `schedule`: share of all learning rates by progress, in place of the run's cool-down. `trains_trunk`:
+        False if only the MTP layers learn. `arithmetic`: of forward and backward, float32 or bfloat16. Raises mesh.BadMesh."""
+        if arithmetic not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"arithmetic: found {arithmetic}; allowed: torch.float32, torch.bfloat16")
+        if zero_stage not in (0, 1, 2):
+            raise ValueError(f"zero_stage: found {zero_stage}; allowed: 0, 1, 2")
         start_distributed()
+        self.mesh = Mesh.of(
+            torch.distributed.get_rank(), torch.distributed.get_world_size(), context_ranks, expert_ranks
+        )
         self.model, self.config = model, config
+        self.schedule, self.trains_trunk, self.arithmetic = schedule, trains_trunk, arithmetic
+        self.before_step: Callable[[], None] = lambda: None  # waits for whoever still reads what `state` lent
         self.device = next(model.parameters()).device
-        trunk = {n: m for n, m in model.named_children() if n != "mtp_layers"}
-        self._trunk = _Optimiser(trunk, config, config.learning_rate, zero_stage)
-        self._mtp: _Optimiser | None = None
-        if config.mtp and len(model.mtp_layers):
-            self._mtp = _Optimiser({"mtp_layers": model.mtp_layers}, config, config.mtp_learning_rate, zero_stage)
+        if self.device.type == "cuda":
+            _compute_deterministically()
+        self.experts = Experts(self.mesh)
+        self.experts.divide(model)
+        of_experts = {id(p) for layer in layers(model) for p in (layer.gate_up, layer.down)}
+        trunk: dict[str, nn.Parameter] = {}
+        experts: dict[str, nn.Parameter] = {}
+        mtp: dict[str, nn.Parameter] = {}
+        for name, p in model.named_parameters():
+            part = mtp if name.startswith("mtp_layers.") else experts if id(p) in of_experts else trunk
+            part[name] = p
+        self._trunk = Optimiser(trunk, config, config.learning_rate, zero_stage)
+        self._experts: Optimiser | None = None
+        if experts:
+            self._experts = Optimiser(experts, config, config.learning_rate, zero_stage, self.experts)
+        self._mtp: Optimiser | None = None
+        if config.mtp and mtp:
+            self._mtp = Optimiser(mtp, config, config.mtp_learning_rate, zero_stage)
+        self._norms: deque[float] = deque(maxlen=SPIKE_STEPS)  # of steps that moved something
 
     @property
     def has_mtp(self) -> bool:
@@ -231,44 +158,132 @@ class Engine:
 
     @contextlib.contextmanager
     def forward_weights(self) -> Iterator[None]:
-        """Every parameter holds its bf16 value, the one that is published; with `train.fp8` what FP8 engines make of it, and they
-        round the inputs of the same products."""
-        with (published_in_fp8 if self.config.fp8 else published)(self.model):
+        """Give every parameter its published bf16 value until the block ends; then the masters return.
+
+        With `train.fp8` the matrices that engines hold in FP8 get the values that those engines compute with. The
+        inputs of their products are rounded as the engines round them.
+        """
+        with as_published(self.model, self.config, self.arithmetic):
             yield
 
     def backward(self, loss: Tensor) -> None:
         self._trunk.backward(loss)
+        if self._experts is not None:
+            self._experts.after_backward()
 
     def backward_mtp(self, loss: Tensor) -> None:
         assert self._mtp is not None
         self._mtp.backward(loss)
 
     def step(self, step: int, progress: float = 0.0) -> StepResult:
-        """One update of the masters; `step` counts from 1. Linear warm-up, then constant; a linear cool-down over the last
-        `cooldown` of the run, of which `progress` (0 to 1) is over. The MTP layers follow at full rate to the end."""
-        warm = min(1.0, step / max(1, self.config.warmup_steps))
-        left = (1.0 - progress) / self.config.cooldown if self.config.cooldown else 1.0
-        self._trunk.step(warm * min(1.0, max(0.0, left)))
-        applied = mtp_applied = self._trunk.finite
-        if self._mtp is not None:
-            self._mtp.step(warm, skip=not applied)
-            mtp_applied = applied and self._mtp.finite
-        return StepResult(self._trunk.grad_norm, self._mtp.grad_norm if self._mtp else 0.0, applied, mtp_applied)
+        """Update the masters once; `step` counts from 1. Linear warm-up, then constant; a linear cool-down over the last
+        `cooldown` of the run, of which `progress` (0 to 1) is over. The MTP layers follow at full rate to the end.
 
-    def state(self) -> dict[str, Tensor]:
-        """All that a resume needs, by name, on the host."""
-        result = {f"trunk/{k}": v for k, v in self._trunk.state().items()}
-        if self._mtp is not None:
-            result |= {f"mtp/{k}": v for k, v in self._mtp.state().items()}
+        Fresh moments are warmed up too, at whichever step of the run: Adam's first step moves every weight by the whole rate.
+        Some sequence had a gradient: else call `rest`. Raises BrokenWeights."""
+        self.before_step()
+        leading = self._trunk if self.trains_trunk else self._mtp
+        assert leading is not None
+        warm = min(1.0, min(step, leading.steps + 1) / max(1, self.config.warmup_steps))
+        left = (1.0 - progress) / self.config.cooldown if self.config.cooldown else 1.0
+        share = warm * min(1.0, max(0.0, left))
+        if self.schedule is not None:
+            share = warm = warm * self.schedule(progress)
+        limit = math.inf
+        if self.config.spike and len(self._norms) >= LEAST_STEPS:
+            limit = self.config.spike * statistics.median(self._norms)
+
+        def norm() -> float:
+            return math.hypot(self._trunk.grad_norm, self._experts.grad_norm if self._experts else 0.0)
+
+        def both() -> bool:
+            """Neither the trunk nor its experts move before both norms are known: the experts step within the trunk's step."""
+            if self._experts is None:
+                return norm() <= limit and math.isfinite(norm())
+            self._experts.step(share, lambda: norm() <= limit and math.isfinite(norm()))
+            return self._experts.moved
+
+        if self.trains_trunk:
+            self._trunk.step(share, both)
+        applied = mtp_applied = self._trunk.moved or not self.trains_trunk
+        if self.trains_trunk and applied and norm() > 0:
+            self._norms.append(norm())
+        if (mtp := self._mtp) is not None:
+            mtp.step(warm, lambda: applied and math.isfinite(mtp.grad_norm))
+            mtp_applied = mtp.moved
+        self._require_finite(step)
+        return StepResult(
+            grad_norm=norm() if self.trains_trunk else 0.0,
+            mtp_grad_norm=self._mtp.grad_norm if self._mtp else 0.0,
+            applied=applied,
+            mtp_applied=mtp_applied,
+            spike=limit if math.isfinite(norm()) and norm() > limit else 0.0,
+        )
+
+    def _require_finite(self, step: int) -> None:
+        """Every rank calls it: none goes on alone."""
+        weights = {name: p.detach() for name, p in self.model.named_parameters()}
+        found = None
+        # One pass. A norm that is not finite may be a sum that overflowed: then every weight is looked at.
+        if not math.isfinite(torch.nn.utils.get_total_norm(weights.values())):
+            found = next((name for name, weight in weights.items() if not weight.isfinite().all()), None)
+        if broken := [name for name in self.from_all(found) if name]:
+            raise BrokenWeights(
+                f"step {step}: the update left {broken[0]!r} with a value that is not finite; nothing of it is kept"
+            )
+
+    def rest(self) -> StepResult:
+        """Make no step, where no sequence of the batch had a gradient: neither masters nor moments move, whatever the layout.
+        (Some ranks hold gradients of zero, others none.) Every rank calls it."""
+        trunk = (self._trunk, self._experts) if self.trains_trunk else ()
+        for part in (*trunk, self._mtp):
+            if part is not None:
+                part.backward(loss.nothing(part.named.values()))
+                part.step(0.0, lambda: False)
+        return StepResult(grad_norm=0.0, mtp_grad_norm=0.0, applied=True, mtp_applied=True)
+
+    def forget_norms(self) -> None:
+        """Measure spikes against the steps to come alone: gradients may have become larger for good."""
+        self._norms.clear()
+
+    def from_all(self, found: T) -> list[T]:
+        """Return what each rank found, by rank. Every rank calls it, in the same order."""
+        if self.mesh.world == 1:
+            return [found]
+        all_of_them: list[Any] = [None] * self.mesh.world
+        torch.distributed.all_gather_object(all_of_them, found)
+        return all_of_them
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the masters under their published names. Of divided experts rank 0 has them all, in bf16 on the host, and the
+        other ranks have their own. Every rank calls it."""
+        found = published_tensors(self.model)
+        for number, layer in enumerate(self.model.layers):
+            if self.experts.divided and isinstance(layer.mlp, MixtureOfExperts):
+                stacks = [self.experts.collect(w.detach().bfloat16()) for w in (layer.mlp.gate_up, layer.mlp.down)]
+                if self.mesh.rank == 0:
+                    found |= published_experts(number, *stacks)
+        return found
+
+    def state(self, *, borrow: bool = False) -> dict[str, Tensor]:
+        """Return all that a resume needs, by name, on the host. Every rank calls it; what rank 0 gets is whole, whatever the
+        layout. `borrow`: tensors that lie there anyway are not copied; they hold until the next `step`."""
+        result: dict[str, Tensor] = {}
+        for prefix, part in (("trunk", self._trunk), ("trunk", self._experts), ("mtp", self._mtp)):
+            if part is not None:
+                result |= {f"{prefix}/{k}": v for k, v in part.state().items()}
+        result[NORMS] = torch.tensor(list(self._norms))
         result |= {f"frozen/{n}": p.detach() for n, p in self._frozen().items()}
         result |= {f"buffer/{n}": b for n, b in self.model.named_buffers() if n.endswith(KEPT_IN_FLOAT32)}
-        return {name: tensor.to("cpu", torch.float32).contiguous().clone() for name, tensor in result.items()}
+        on_host = {name: tensor.to("cpu", torch.float32).contiguous() for name, tensor in result.items()}
+        return on_host if borrow else {name: tensor.clone() for name, tensor in on_host.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Inverse of `state`. Raises WrongState, naming the tensor."""
-        self._trunk.load({k.removeprefix("trunk/"): v for k, v in state.items() if k.startswith("trunk/")})
-        if self._mtp is not None:
-            self._mtp.load({k.removeprefix("mtp/"): v for k, v in state.items() if k.startswith("mtp/")})
+        for prefix, part in (("trunk/", self._trunk), ("trunk/", self._experts), ("mtp/", self._mtp)):
+            if part is not None:
+                part.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        self._norms = deque(state[NORMS].tolist() if NORMS in state else (), SPIKE_STEPS)
         for prefix, found in (
             ("frozen/", self._frozen()),
             ("buffer/", dict(self.model.named_buffers())),
@@ -280,3 +295,15 @@ class Engine:
     def _frozen(self) -> dict[str, nn.Parameter]:
         """MTP layers that this run does not train."""
         return {} if self._mtp else {n: p for n, p in self.model.named_parameters() if n.startswith("mtp_layers.")}
+
+
+def freeze(model: Transformer, config: TrainConfig, arithmetic: torch.dtype = torch.float32) -> Transformer:
+    """Return the model as a reference that is never trained: it computes as the policy in training does, in its arithmetic. Without
+    them a KL penalty would see roundings as a difference of policies (in FP8 0.017 nats a token at step 0)."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = round_bf16(parameter.data).to(arithmetic)
+    if (format := format_of(config.fp8)) and not model.emulates:
+        round_weights(model, format)
+        round_inputs(model, format)
+    return model

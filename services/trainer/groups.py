@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,9 @@ import xxhash
 
 from services.trainer import credit
 from services.trainer.packing import TrainSequence
-from shared.contracts.messages import GroupReady
-from shared.contracts.run import TrainConfig
+from services.trainer.rewards import UnknownReward
+from shared.contracts.messages import AttemptKey, GroupMember, GroupReady
+from shared.contracts.run import LengthPenalty, Purpose, TrainConfig
 from shared.contracts.trajectory import Segment, Trajectory, unpack, unpack_routing
 from shared.model import ModelConfig
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
@@ -23,11 +24,13 @@ class Untrainable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedGroup:
-    """A group in hand. `sequences` carry group index 0 until they join a batch; `versions`: serials that sampled them."""
+    """A group in hand. `sequences` carry group index 0 until they join a batch; `versions`: serials that sampled them.
+    `left_out`: no attempt earned anything and the lot left the group out (credit.failed_share), so the loss does not count it."""
 
     ready: GroupReady
     sequences: tuple[TrainSequence, ...]
     versions: frozenset[int]
+    left_out: bool = False
 
     @property
     def rewards(self) -> list[float]:
@@ -38,8 +41,15 @@ class LoadedGroup:
         return any(s.has_signal for s in self.sequences)
 
 
-def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainConfig) -> LoadedGroup:
-    """Raises Untrainable; an error of the store itself goes through, and the caller tries again."""
+def load(
+    objects: Objects,
+    ready: GroupReady,
+    model: ModelConfig,
+    config: TrainConfig,
+    lengths: Callable[[str], LengthPenalty | None] = lambda reward_config: None,
+) -> LoadedGroup:
+    """Read and check a group. `lengths`: the length penalty of a reward configuration by its id, or UnknownReward. Raises
+    Untrainable; an error of the store itself goes through, and the caller tries again."""
     rewards = [member.reward for member in ready.members]
     if len(rewards) < 2:
         raise Untrainable(f"{len(rewards)} attempts; an advantage needs at least 2")
@@ -52,13 +62,15 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
     for member in ready.members:
         try:
             trajectory = unpack(objects.get(member.trajectory))
+            _require_own(trajectory.key, ready, member)
             trajectories.append(trajectory)
             routings.append(_routing(objects, trajectory) if replay else None)
         except ObjectMissing as error:
             raise Untrainable(f"attempt {member.attempt}: object {error} is missing") from None
         except (ObjectDamaged, ValueError) as error:
             raise Untrainable(f"attempt {member.attempt}: {error}") from None
-    shares = credit.assign(trajectories, rewards, config.credit, lot=_lot(ready.group))
+    lot, charged = _lot(ready.group), _charged(ready, config, lengths)
+    shares = credit.assign(trajectories, rewards, config.credit, lot=lot, lengths=charged)
     for member, trajectory, rows, share in zip(ready.members, trajectories, routings, shares, strict=True):
         try:
             sequences += sequences_of(trajectory, rows, share, model)
@@ -67,7 +79,40 @@ def load(objects: Objects, ready: GroupReady, model: ModelConfig, config: TrainC
     if not sequences:
         raise Untrainable("no attempt sampled a token")
     versions = frozenset(int(v) for s in sequences for v in np.unique(s.versions_T[s.sampled_T]))
-    return LoadedGroup(ready, tuple(sequences), versions)
+    drawn = config.credit.per == "attempt" or max(rewards) > 0 or lot < config.credit.failed_share
+    left_out = not drawn and not any(s.has_signal for s in sequences)
+    return LoadedGroup(ready, tuple(sequences), versions, left_out)
+
+
+def _require_own(key: AttemptKey, ready: GroupReady, member: GroupMember) -> None:
+    """Raise ValueError if the trajectory is another attempt's: a wrong reference would train its tokens with this reward."""
+    named = AttemptKey(
+        attempt=member.attempt,
+        epoch=member.epoch,
+        group=ready.group,
+        problem=ready.problem,
+        index=key.index,
+        purpose=Purpose.train,
+    )
+    for field in key.__struct_fields__:
+        if getattr(key, field) != getattr(named, field):
+            raise ValueError(
+                f"trajectory of another attempt: key.{field}: found {getattr(key, field)!r}, "
+                f"allowed: {getattr(named, field)!r}, as the group names it"
+            )
+
+
+def _charged(
+    ready: GroupReady, config: TrainConfig, lengths: Callable[[str], LengthPenalty | None]
+) -> list[LengthPenalty | None]:
+    """Return the length penalty that each member's reward holds; None: it holds none. Credit by attempt charges no turn."""
+    if config.credit.per == "attempt":
+        return [None] * len(ready.members)
+    try:
+        length = lengths(ready.reward_config)
+    except UnknownReward as error:
+        raise Untrainable(str(error)) from None
+    return [length if length and (length.apply == "all" or member.solved) else None for member in ready.members]
 
 
 def _lot(group: str) -> float:

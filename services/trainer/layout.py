@@ -59,11 +59,16 @@ class _Bucket:
 
 
 def attend_shared(blocks: Sequence[Block], device: torch.device | str = "cpu") -> Attend:
-    """Causal attention within every block; a branch sees its prefix and itself, never a sibling.
+    """Causal attention within every block; a branch sees its prefix and itself, never a sibling. Without blocks there are no rows.
+
+    A branch without siblings needs no padding and no mask: with its prefix it is one causal block.
 
     The padded layout is: all prefixes, then all buckets. Padding repeats some real row; it stands behind every real row
     of its branch, so that causality hides it as a key, and as a query it is dropped.
     """
+    if not blocks:
+        return attend_nothing
+    blocks = [Block(b.start, b.P + sum(b.branches), ()) if len(b.branches) == 1 else b for b in blocks]
     buckets: list[_Bucket] = []
     take = [np.arange(b.start, b.start + b.P) for b in blocks]  # padded row -> flat row
     N = sum(b.P + sum(b.branches) for b in blocks)
@@ -99,6 +104,11 @@ def attend_shared(blocks: Sequence[Block], device: torch.device | str = "cpu") -
         return _Reorder.apply(torch.cat(outputs), back_N, take_M, padding)
 
     return attend
+
+
+def attend_nothing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of no rows at all: [0, heads, Dv]. It keeps the graph, so that all weights get a gradient, of zero."""
+    return q[..., :1].expand(-1, -1, v.shape[-1]) + k.sum() + v.sum()
 
 
 def _branch_mask(P: int, C: int, device: torch.device | str) -> Tensor:
@@ -159,7 +169,7 @@ class MtpBatch:
 
 
 def lay_out(units: Sequence[Unit], *, follow: Sequence[bool] = (), device: torch.device | str = "cpu") -> Batch:
-    """`follow`: per unit, whether its tokens train the MTP layer; empty: none does."""
+    """`follow`: per unit, whether its tokens train the MTP layer; empty: none does. No units make a batch of no rows."""
     tokens, positions, blocks = [], [], []
     predict, rows = [], []  # rows: (sequence, target positions)
     N = 0
@@ -181,7 +191,7 @@ def lay_out(units: Sequence[Unit], *, follow: Sequence[bool] = (), device: torch
         N = at
 
     def flat(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(np.concatenate(arrays)).to(device=device, dtype=dtype)
+        return torch.as_tensor(_joined(arrays)).to(device=device, dtype=dtype)
 
     def each(value: float, targets: np.ndarray) -> np.ndarray:
         return np.full(len(targets), value, np.float32)
@@ -195,11 +205,15 @@ def lay_out(units: Sequence[Unit], *, follow: Sequence[bool] = (), device: torch
         sampled_logprobs_S=flat([s.logprobs_T[t] for s, t in rows], torch.float32),
         advantage_S=flat([s.advantages_T[t] for s, t in rows], torch.float32),
         temperature_S=flat([each(s.temperature, t) for s, t in rows], torch.float32),
-        group_S=np.concatenate([np.full(len(t), s.group) for s, t in rows]),
-        version_S=np.concatenate([s.versions_T[t] for s, t in rows]),
+        group_S=_joined([np.full(len(t), s.group) for s, t in rows]),
+        version_S=_joined([s.versions_T[t] for s, t in rows]),
         units=tuple(units),
         mtp=_lay_out_mtp([x for x, f in zip(zip(units, blocks, strict=True), follow, strict=False) if f], device),
     )
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 
 def _lay_out_mtp(units: Sequence[tuple[Unit, Block]], device: torch.device | str) -> MtpBatch | None:
@@ -211,6 +225,10 @@ def _lay_out_mtp(units: Sequence[tuple[Unit, Block]], device: torch.device | str
         following.append(unit.sequences[0].tokens_T[1:P])
         positions.append(np.arange(P - 1))
         mtp_blocks.append(Block(M, P - 1, block.branches))
+        if unit.sequences[0].context < P:  # a document: positions t = 0 .. P-2 of the prefix predict x_{t+2} too
+            wanted = np.flatnonzero(unit.sequences[0].sampled_T[2 : P + 1])
+            student.append(M + wanted)
+            teacher.append(block.start + wanted + 1)
         at, branch_start = M + P - 1, block.start + P
         for s, length in zip(unit.sequences, block.branches, strict=True):
             # Branch positions t = P-1 .. T-3; h at P-1 is the prefix's last.

@@ -5,14 +5,18 @@ Pure functions of tensors (docs/recipe.md, "Policy gradient"). S: sampled tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shared.model.fused import compiled, is_half_on_cuda
+
 ROWS = 1024  # rows of logits held at a time; [ROWS, V] in float32 stays small for any vocabulary
+# On CUDA: more where they fit into 2 GiB. The head's gradient, of [V, D], is read and written for each block of rows.
+CUDA_LOGITS = 1 << 29
 
 
 def advantages(rewards: Sequence[float]) -> np.ndarray:
@@ -55,9 +59,65 @@ def policy_loss(
     return -(weight_S * advantage_S * logprobs_S).sum() / norm
 
 
+def supervised_loss(logprobs_S: Tensor, weight_S: Tensor, *, norm: float) -> Tensor:
+    """Weighted negative log-likelihood, a scalar: the policy's loss with advantage `weight_S` and importance weight 1. Inputs
+    float32 [S], in nats."""
+    return -(weight_S * logprobs_S).sum() / norm
+
+
+def nothing(parameters: Iterable[Tensor]) -> Tensor:
+    """Return a loss of zero, a scalar, whose gradient is zero for each of these parameters. A rank takes part in a reduction with
+    it, and ZeRO wants a backward before every step."""
+    return sum((p.sum() * 0.0 for p in parameters), torch.zeros(()))
+
+
 def _wide(x: Tensor) -> Tensor:
     """At least float32: a softmax over bf16 logits would lose the small probabilities."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _logits(hidden: Tensor, head: Tensor) -> Tensor:
+    """Return logits of at least float32. bf16 operands are multiplied as they are, and their products are summed and kept in
+    float32: rounded to bf16, a logit of 20 is wrong by up to 0.06."""
+    return _product(hidden, head.T)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == _wide(a[:0]).dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else _wide(a) @ _wide(b)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b. The total may be wider than the operands."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(_product(a, b))
+
+
+def _block(hidden: Tensor, head: Tensor) -> int:
+    """Return how many rows of logits are held at a time."""
+    return max(ROWS, CUDA_LOGITS // len(head) // ROWS * ROWS) if hidden.is_cuda else ROWS
+
+
+@compiled
+def _statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (log-probabilities of the targets, entropies, log of the normaliser), reading the logits and writing nothing else."""
+    logits = logits / temperature[:, None]
+    log_z = logits.logsumexp(-1)
+    entropy = log_z - ((logits - log_z[:, None]).exp() * logits).sum(-1)
+    return logits.gather(1, targets[:, None])[:, 0] - log_z, entropy, log_z
+
+
+@compiled
+def _slope(
+    logits: Tensor, targets: Tensor, temperature: Tensor, log_z: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return (one at the target - softmax) * scale, the gradient with respect to the logits before the temperature."""
+    p = (logits / temperature[:, None] - log_z[:, None]).exp()
+    hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    return ((hit.to(p.dtype) - p) * scale).to(dtype)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -67,9 +127,14 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         logprobs, entropy, log_z = (_wide(hidden[:0]).new_empty(len(hidden)) for _ in range(3))
-        for start in range(0, len(hidden), ROWS):
-            rows = slice(start, start + ROWS)
-            logits = _wide(hidden[rows] @ head.T).div_(temperature[rows, None])
+        size = _block(hidden, head)
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
+            logits = _logits(hidden[rows], head)
+            if is_half_on_cuda(hidden):
+                logprobs[rows], entropy[rows], log_z[rows] = _statistics(logits, targets[rows], temperature[rows])
+                continue
+            logits.div_(temperature[rows, None])
             log_z[rows] = logits.logsumexp(-1)
             logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_z[rows]
             p = (logits - log_z[rows, None]).exp_()
@@ -82,18 +147,22 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, head, targets, temperature, log_z = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), ROWS):
-            rows = slice(start, start + ROWS)
+        grad_head = head.new_zeros(head.shape, dtype=_wide(head[:0]).dtype) if ctx.needs_input_grad[1] else None
+        size = _block(hidden, head)
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
             scale = (grad[rows] / temperature[rows])[:, None]
-            logits = _wide(hidden[rows] @ head.T).div_(temperature[rows, None])
-            d = logits.sub_(log_z[rows, None]).exp_().mul_(-scale)
-            d.scatter_add_(1, targets[rows, None], scale)
-            d = d.to(hidden.dtype)
+            logits = _logits(hidden[rows], head)
+            if is_half_on_cuda(hidden):
+                d = _slope(logits, targets[rows], temperature[rows], log_z[rows], scale, hidden.dtype)
+            else:
+                d = logits.div_(temperature[rows, None]).sub_(log_z[rows, None]).exp_().mul_(-scale)
+                d.scatter_add_(1, targets[rows, None], scale)
+                d = d.to(hidden.dtype)
             torch.mm(d, head, out=grad_hidden[rows])
             if grad_head is not None:
-                grad_head.addmm_(d.T, hidden[rows])
-        return grad_hidden, grad_head, None, None
+                _add_product(grad_head, d.T, hidden[rows])
+        return grad_hidden, None if grad_head is None else grad_head.to(head.dtype), None, None
 
 
 def token_logprobs(
@@ -113,8 +182,8 @@ class _FollowLoss(torch.autograd.Function):
         grad = torch.empty_like(student)
         for start in range(0, len(student), ROWS):
             rows = slice(start, start + ROWS)
-            p = _wide(teacher[rows] @ head.T).softmax(-1)
-            log_q = _wide(student[rows] @ head.T).log_softmax(-1)
+            p = _logits(teacher[rows], head).softmax(-1)
+            log_q = _logits(student[rows], head).log_softmax(-1)
             total -= (p * log_q).sum()
             torch.mm(log_q.exp_().sub_(p).to(student.dtype), head, out=grad[rows])
         ctx.save_for_backward(grad)

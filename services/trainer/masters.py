@@ -11,14 +11,38 @@ from torch import Tensor
 from shared.model import ModelConfig, Transformer, published_tensors
 from shared.model.checkpoint import KEPT_IN_FLOAT32
 from shared.weights import Tensors
-from shared.weights.torch_tensors import from_bits, to_bits
+from shared.weights.torch_tensors import from_bits
 
 
 def published_bits(model: Transformer) -> dict[str, np.ndarray]:
-    """What the engines serve: bf16 bits of the masters under their published names. A copy."""
-    tensors = published_tensors(model)
-    keep = frozenset(name for name in tensors if name.endswith(KEPT_IN_FLOAT32))
-    return to_bits(tensors, keep_float32=keep)
+    """Return what the engines serve: bf16 bits of the masters under their published names. A copy."""
+    return PublishedBits().copy(published_tensors(model))
+
+
+class PublishedBits:
+    """Host memory for one version's bits, made by the first `copy` and used again by every later one: a fresh allocation of a
+    gigabyte costs more than to fill it. Page-locked where the model lies on a CUDA device, so that the copy is one transfer."""
+
+    def __init__(self) -> None:
+        self._host: dict[str, Tensor] = {}
+
+    def copy(self, masters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Return the bits that the masters, by published name, round to (nearest, ties to even). The next `copy` overwrites
+        them."""
+        if not self._host:
+            self._host = {name: _room(name, tensor) for name, tensor in masters.items()}
+        for name, tensor in masters.items():
+            self._host[name].copy_(tensor)
+        return {name: _bits(tensor) for name, tensor in self._host.items()}
+
+
+def _room(name: str, tensor: Tensor) -> Tensor:
+    dtype = torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16
+    return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
+
+
+def _bits(host: Tensor) -> np.ndarray:
+    return host.numpy() if host.dtype == torch.float32 else host.view(torch.int16).numpy().view(np.uint16)
 
 
 def load_published(model: Transformer, tensors: Tensors) -> None:

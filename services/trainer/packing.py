@@ -42,7 +42,8 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Sequences that share tokens[:prefix] and the routing of these positions."""
+    """Sequences that share tokens[:prefix] and the routing of these positions. A document has no siblings: all that it feeds is
+    prefix, sampled positions too (see `whole`)."""
 
     prefix: int
     sequences: tuple[TrainSequence, ...]
@@ -92,7 +93,13 @@ def form_units(sequences: Sequence[TrainSequence], *, replay: bool, share: bool 
     return [Unit(m[0].context, tuple(sorted(m, key=lambda s: len(s.tokens_T)))) for m in found.values()]
 
 
-def sharing(units: Sequence[Unit]) -> Sharing:
+def whole(sequences: Sequence[TrainSequence]) -> list[Unit]:
+    """Return each sequence as a unit of its own that is one causal run: all fed tokens are its prefix, its branch is empty."""
+    return [Unit(len(s.tokens_T) - 1, (s,)) for s in sequences]
+
+
+def sharing(units: Sequence[Unit], parts: Sequence[Sequence[Unit]]) -> Sharing:
+    """`parts`: the micro-batches that the units were cut into; each computes the prefixes of its own units."""
     unshared = sum(len(s.tokens_T) - 1 for u in units for s in u.sequences)
     seen: set[tuple[int, bytes]] = set()
     lost = 0
@@ -100,7 +107,7 @@ def sharing(units: Sequence[Unit]) -> Sharing:
         key = _token_key(unit.sequences[0])
         lost += unit.prefix if key in seen else 0
         seen.add(key)
-    return Sharing(unshared, sum(u.fed for u in units), lost)
+    return Sharing(unshared, sum(u.fed for part in parts for u in part), lost)
 
 
 def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
@@ -109,7 +116,7 @@ def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     batches: list[list[Unit]] = []
     room = 0
     for unit in units:
-        for part in _cut(unit, max_tokens):
+        for part in cut(unit, max_tokens):
             if not batches or part.fed > room:
                 batches.append([])
                 room = max_tokens
@@ -118,7 +125,8 @@ def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     return batches
 
 
-def _cut(unit: Unit, max_tokens: int) -> list[Unit]:
+def cut(unit: Unit, max_tokens: int) -> list[Unit]:
+    """Return the unit, or parts of it with at most `max_tokens` fed tokens where that can be: a single branch is never cut."""
     if unit.fed <= max_tokens or len(unit.sequences) == 1:
         return [unit]
     parts: list[list[TrainSequence]] = []

@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from services.trainer.checkpoints import Resume, StepCheckpoint
 from shared import weights
 from shared.contracts import lineage
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import RunControl, StepCommitted
+from shared.contracts.messages import Rollback, StepCommitted
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 
@@ -37,30 +37,16 @@ class Impossible(ValueError):
     """This version cannot be gone back to; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One word of runs.control. `id` tells two that name the same version apart."""
-
-    id: str
-    serial: int
-
-    @staticmethod
-    def of(message: RunControl) -> Wanted | None:
-        return Wanted(message.id, message.serial) if message.id and message.serial is not None else None
-
-
 def note(groups: Mapping[str, int]) -> dict[str, str]:
     """What a step's version says of it."""
     return {NOTE: msgspec.json.encode(groups).decode()}
 
 
-def pending(objects: Objects, run: str, wanted: Sequence[Wanted]) -> Wanted | None:
-    """The last word, unless it was obeyed. A later one stands for those before it."""
-    if not wanted:
-        return None
-    obeying = [i.incarnation for i in checkpoints.read_incarnations(objects, run) if i.rollback == wanted[-1].id]
+def is_pending(objects: Objects, run: str, wanted: Rollback) -> bool:
+    """Return whether no incarnation has obeyed it yet, or not so far that a restart would go on from there."""
+    obeying = [i.incarnation for i in checkpoints.read_incarnations(objects, run) if i.rollback == wanted.id]
     saved = bool(obeying) and any(incarnation >= obeying[0] for incarnation, _, _ in checkpoints.found(objects, run))
-    return None if saved else wanted[-1]
+    return not saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.trainer import loss, packing, replay
-from services.trainer.engine import Engine
-from services.trainer.layout import Batch, attend_shared, lay_out
+from services.trainer.context import Context
+from services.trainer.dealing import Cost, deal
+from services.trainer.engine import StepResult, freeze
+from services.trainer.layout import Batch, lay_out
+from services.trainer.mesh import Mesh
 from services.trainer.packing import TrainSequence, Unit
 from shared.contracts.run import TrainConfig
-from shared.model import Output, Transformer
+from shared.model import Output, Transformer, load_balancing_loss
+
+T = TypeVar("T")
+
+
+class Optimiser(Protocol):
+    """What a step needs to train with: `engine.Engine`, or `replay_step.GradientOnly`, which leaves the policy as it is."""
+
+    @property
+    def model(self) -> Transformer: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def has_mtp(self) -> bool: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def trains_trunk(self) -> bool: ...
+    @property
+    def arithmetic(self) -> torch.dtype: ...
+    def forward_weights(self) -> AbstractContextManager[None]: ...
+    def backward(self, loss: Tensor) -> None: ...
+    def backward_mtp(self, loss: Tensor) -> None: ...
+    def step(self, step: int, progress: float = 0.0) -> StepResult: ...
+    def rest(self) -> StepResult: ...
+    def from_all(self, found: T) -> list[T]: ...
 
 
 @dataclass(slots=True)
@@ -38,6 +68,21 @@ class Figures:
     mtp_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @staticmethod
+    def sum(parts: Sequence[Figures]) -> Figures:
+        """Return the figures of all ranks as one's; seconds are those of the slowest rank, phase by phase."""
+        if len(parts) == 1:
+            return parts[0]
+        total = Figures()
+        for part in parts:
+            for name in ("entropy", "clipped", "replaced", "fed", "sampled", "loss", "mtp_loss", "mtp_tokens"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for name in ("log_ratio", "log_ratio_unreplayed", "versions"):
+                getattr(total, name).extend(getattr(part, name))
+            for phase, seconds in part.seconds.items():
+                total.seconds[phase] = max(total.seconds.get(phase, 0.0), seconds)
+        return total
+
     def clock(self, phase: str, since: float) -> float:
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - since
@@ -47,12 +92,13 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """What a step did. `bad_groups`: indices of groups whose loss was not finite; nothing of them was trained. `applied`,
-    `mtp_applied`: see engine.StepResult."""
+    `mtp_applied`, `spike`: see engine.StepResult."""
 
     metrics: dict[str, float]
     bad_groups: frozenset[int]
     applied: bool
     mtp_applied: bool
+    spike: float = 0.0
 
 
 class Trainer:
@@ -60,90 +106,125 @@ class Trainer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Optimiser,
         config: TrainConfig,
         *,
         reference: Transformer | None = None,
         mtp_stride: int = 1,
         share_prefixes: bool = True,
+        supervised: bool = False,
+        balance: float = 0.0,
     ) -> None:
+        """`supervised`: the loss is the negative log-likelihood, weighted by the advantages. There is no sampler to correct for,
+        and every sequence is a unit of its own. `balance`: weight of the routers' load-balancing loss, if supervised."""
         if config.kl > 0 and reference is None:
             raise ValueError("a KL penalty needs the reference policy")
-        self.engine, self.config, self.reference = engine, config, reference
+        if not config.norm_tokens > 0:
+            raise ValueError(f"norm_tokens: found {config.norm_tokens:g}; allowed: more than 0 (RunConfig.normaliser)")
+        self.engine, self.config = engine, config
+        self.reference = None if reference is None else freeze(reference, config, engine.arithmetic)
         self.mtp_stride, self.share_prefixes = mtp_stride, share_prefixes
+        self.supervised, self.balance = supervised, balance
         shape = engine.model.config
         self.L, self.K = shape.num_moe_layers, shape.num_experts_per_tok
+        self.cost = Cost.of(engine.model)
+        self.context = Context(engine.mesh)
 
     def train(
         self,
         sequences: Sequence[TrainSequence],
-        attempts: int,
+        attempts: float,
         step: int,
         *,
         progress: float = 0.0,
         measure_replay: bool = False,
     ) -> Trained:
-        """One update from all sequences of the batch. `attempts` counts the batch's attempts, those without signal too:
-        the loss is divided by norm_tokens x attempts. `step` counts from 1. `progress`: of the run, 0 to 1
-        (see Engine.step). `measure_replay`: also measures the mismatch
-        without router replay, on the first micro-batch."""
+        """Make one update from all sequences of the batch. `attempts` counts the batch's attempts, those without signal too:
+        the loss is divided by norm_tokens x attempts. `step` counts from 1. `progress`: of the run, 0 to 1 (see Engine.step).
+        A batch in which no sequence has signal moves nothing, momentum neither.
+        `measure_replay`: also measure the mismatch without router replay, on the first micro-batch.
+
+        Every rank calls it with the same batch, computes its part, and returns the same result."""
         figures = Figures()
         start = time.perf_counter()
         live = [s for s in sequences if self.config.kl > 0 or s.has_signal]
         replayed = self.config.router_replay
-        units = packing.form_units(live, replay=replayed, share=self.share_prefixes)
+        if self.supervised:
+            units = packing.whole(live)
+        else:
+            units = packing.form_units(live, replay=replayed, share=self.share_prefixes)
         norm = self.config.norm_tokens * max(1, attempts)
         bad: set[int] = set()
         used: set[int] = set()
+        mesh = self.engine.mesh
+        dealt = deal(units, mesh.data, self.config.micro_batch_tokens, self.cost)
+        followed = self._followed(units, step)
+        figures.clock("packing", start)
         with self.engine.forward_weights():
-            for number, part in enumerate(packing.micro_batches(units, self.config.micro_batch_tokens)):
-                broken = self._micro_batch(part, norm, figures, step + number, measure_replay and number == 0)
+            for number, part in enumerate(dealt[mesh.data_rank]):
+                broken = self._micro_batch(part, norm, figures, followed, measure_replay and number == 0)
                 bad |= broken
                 used |= {s.group for unit in part for s in unit.sequences} - broken
         now = time.perf_counter()
-        result = self.engine.step(step, progress)
+        every_bad, every_used = zip(*self.engine.from_all((bad, used)), strict=True)
+        bad, used = set().union(*every_bad), set().union(*every_used)
+        result = self.engine.step(step, progress) if used else self.engine.rest()
         figures.clock("optimiser", now)
-        shared = packing.sharing(units)
+        shared = packing.sharing(units, [part for parts in dealt for part in parts])
+        figures = Figures.sum(self.engine.from_all(figures))
         metrics = self._report(figures, shared, result.grad_norm, result.mtp_grad_norm)
         metrics["seconds_train"] = time.perf_counter() - start
         # A group that is cut over micro-batches may have moved the weights before it broke. Then it was trained, if not
         # whole, and its problem must not come again.
-        return Trained(metrics, frozenset(bad - used), result.applied, result.mtp_applied)
+        return Trained(metrics, frozenset(bad - used), result.applied, result.mtp_applied, result.spike)
 
-    def _micro_batch(self, units: list[Unit], norm: float, figures: Figures, turn: int, measure: bool) -> set[int]:
-        """Accumulates gradients. Returns the groups that were left out because their numbers are not finite."""
+    def _followed(self, units: Sequence[Unit], step: int) -> set[int]:
+        """Return the groups whose units the MTP layer follows in this step: those of every `mtp_stride`-th unit. Which they are
+        depends on neither ranks nor micro-batches."""
+        if not self.engine.has_mtp:
+            return set()
+        order = dict.fromkeys(unit.sequences[0].group for unit in units)
+        return {group for at, group in enumerate(order) if (step + at) % self.mtp_stride == 0}
+
+    def _micro_batch(
+        self, units: list[Unit], norm: float, figures: Figures, followed: set[int], measure: bool
+    ) -> set[int]:
+        """Accumulates gradients. Returns the groups that were left out because their numbers are not finite.
+
+        Where experts are divided, a rank without units computes a batch of no rows: others may send it theirs."""
         bad: set[int] = set()
-        while units:
+        together = self.engine.mesh.expert > 1
+        while units or together:
             now = time.perf_counter()
-            follow = [self.engine.has_mtp and (turn + i) % self.mtp_stride == 0 for i in range(len(units))]
-            batch = lay_out(units, follow=follow, device=self.engine.device)
-            out = self._forward(self.engine.model, batch, self.config.router_replay)
-            logprobs, entropy = self._logprobs(self.engine.model, out, batch)
+            follow = [unit.sequences[0].group in followed for unit in units]
+            batch = self.context.cut(lay_out(units, follow=follow, device=self.engine.device))
+            now = figures.clock("packing", now)
+            with torch.set_grad_enabled(self.engine.trains_trunk):
+                out = self._forward(self.engine.model, batch, self.config.router_replay)
+                logprobs, entropy = self._logprobs(self.engine.model, out, batch)
             broken = set(batch.group_S[~torch.isfinite(logprobs.detach()).cpu().numpy()].tolist())
+            broken = self._agreed(broken)
             now = figures.clock("forward", now)
             if not broken:
                 break
             bad |= broken
             units = [u for u in units if u.sequences[0].group not in broken]
-        if not units:
+        if not units and not together:
+            self._nothing(trunk=self.engine.trains_trunk)
             return bad
-        reference = self._reference_logprobs(batch)
-        value = loss.policy_loss(
-            logprobs,
-            batch.sampled_logprobs_S,
-            reference,
-            batch.advantage_S,
-            clip=self.config.importance_clip,
-            floor=self.config.importance_floor,
-            kl=self.config.kl,
-            norm=norm,
-        )
+        if self.supervised:
+            value = loss.supervised_loss(logprobs, batch.advantage_S, norm=norm)
+        else:
+            value = self._policy_loss(batch, logprobs, norm)
         now = figures.clock("reference", now)
-        self.engine.backward(value)
+        if self.engine.trains_trunk:
+            self.engine.backward(value + self._balance(batch, out, norm))
         now = figures.clock("backward", now)
         if batch.mtp is not None:
             self._follow(batch, out, norm, figures)
             now = figures.clock("mtp", now)
+        elif self.engine.mesh.world > 1 and self.engine.has_mtp:
+            self._nothing(trunk=False)
         self._note(figures, batch, out, logprobs.detach(), entropy, float(value.detach()))
         if measure and self.config.router_replay and self.L:
             with torch.no_grad():
@@ -152,11 +233,48 @@ class Trainer:
             figures.log_ratio_unreplayed.append((again - batch.sampled_logprobs_S).cpu().numpy())
         return bad
 
+    def _policy_loss(self, batch: Batch, logprobs: Tensor, norm: float) -> Tensor:
+        return loss.policy_loss(
+            logprobs,
+            batch.sampled_logprobs_S,
+            self._reference_logprobs(batch),
+            batch.advantage_S,
+            clip=self.config.importance_clip,
+            floor=self.config.importance_floor,
+            kl=self.config.kl,
+            norm=norm,
+        )
+
+    def _balance(self, batch: Batch, out: Output, norm: float) -> Tensor | float:
+        """Return the routers' load-balancing loss, by the micro-batch's share of the step."""
+        if not self.balance or not out.router_logits:
+            return 0.0
+        part = float(batch.advantage_S.sum()) / norm
+        return self.balance * part * load_balancing_loss(out.router_logits, out.experts_NLK)
+
+    def _agreed(self, broken: set[int]) -> set[int]:
+        """Return what any of the ranks found that compute this micro-batch together."""
+        if self.engine.mesh.expert > 1:  # data parts too: all of them repeat the forward, or none
+            return set().union(*self.engine.from_all(broken))
+        return self.context.union(broken)
+
+    def _nothing(self, trunk: bool = True) -> None:
+        """Take part in the reductions of a backward with a gradient of zero. One rank alone has nobody to wait for it."""
+        if self.engine.mesh.world == 1:
+            return
+        head = [p for name, p in self.engine.model.named_parameters() if name.startswith("mtp_layers.")]
+        if trunk:
+            own = {id(p) for p in head}
+            self.engine.backward(loss.nothing(p for p in self.engine.model.parameters() if id(p) not in own))
+        if self.engine.has_mtp:
+            self.engine.backward_mtp(loss.nothing(head))
+
     def _forward(self, model: Transformer, batch: Batch, replayed: bool) -> Output:
         recorded = None
         if replayed:
             recorded = replay.build(batch.units, self.L, self.K, self.config.replay_tau, self.engine.device)
-        attend = attend_shared(batch.blocks, self.engine.device)
+            recorded = self.context.cut_replay(recorded)
+        attend = self.context.attend(batch.blocks, self.engine.device)
         return model(batch.tokens_N, batch.positions_N, attend, recorded)
 
     @staticmethod
@@ -175,11 +293,13 @@ class Trainer:
 
     def _follow(self, batch: Batch, out: Output, norm: float, figures: Figures) -> None:
         """The MTP layer matches the main head's distribution one position on; its gradient ends in its own weights."""
-        mtp, model = batch.mtp, self.engine.model
-        assert mtp is not None
-        residual = out.residual_ND.detach().index_select(0, mtp.source_M)
-        hidden = model.mtp(residual, mtp.next_M, mtp.positions_M, attend_shared(mtp.blocks, self.engine.device))
-        teacher = out.hidden_ND.detach().index_select(0, mtp.teacher_R)
+        assert batch.mtp is not None
+        mtp, model = self.context.cut_mtp(batch.mtp), self.engine.model
+        N = sum(unit.fed for unit in batch.units)
+        residual, final = (self.context.gather(x.detach(), N) for x in (out.residual_ND, out.hidden_ND))
+        attend = self.context.attend(mtp.blocks, self.engine.device)
+        hidden = model.mtp(residual.index_select(0, mtp.source_M), mtp.next_M, mtp.positions_M, attend)
+        teacher = final.index_select(0, mtp.teacher_R)
         value = loss.follow_loss(hidden.index_select(0, mtp.student_R), teacher, model.head())
         self.engine.backward_mtp(value / norm)
         figures.mtp_loss += float(value.detach())
@@ -188,13 +308,14 @@ class Trainer:
     def _note(
         self, figures: Figures, batch: Batch, out: Output, logprobs: Tensor, entropy: Tensor, value: float
     ) -> None:
-        log_ratio = (logprobs - batch.sampled_logprobs_S).cpu().numpy()
-        figures.log_ratio.append(log_ratio)
-        figures.versions.append(batch.version_S)
         figures.entropy += float(entropy.sum())
-        figures.clipped += int((log_ratio > np.log(self.config.importance_clip)).sum())
-        if self.config.importance_floor > 0:
-            figures.clipped += int((log_ratio < np.log(self.config.importance_floor)).sum())
+        if not self.supervised:
+            log_ratio = (logprobs - batch.sampled_logprobs_S).cpu().numpy()
+            figures.log_ratio.append(log_ratio)
+            figures.versions.append(batch.version_S)
+            figures.clipped += int((log_ratio > np.log(self.config.importance_clip)).sum())
+            if self.config.importance_floor > 0:
+                figures.clipped += int((log_ratio < np.log(self.config.importance_floor)).sum())
         figures.replaced += out.replaced * len(batch.tokens_N)
         figures.fed += len(batch.tokens_N)
         figures.sampled += len(batch.target_S)

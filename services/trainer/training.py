@@ -2,72 +2,71 @@
 
 Order, and why no crash loses anything:
 1. incarnation claimed, masters restored; `opening` tells what a lost process may have failed to tell, then the new life;
-2. a step: fenced, trained, the version's objects put, then the manifest; only then the messages of the step;
+2. a step: fenced and trained (`train`); then, perhaps while the next step computes (`publish`), the version's objects are put,
+   then the manifest; only then the messages of the step;
 3. a checkpoint, if due, before the step's version and commit are announced. With one every step, whatever was sampled was
    sampled by weights that survive; otherwise a death makes what the lost versions sampled older, and too old is dropped.
+4. the versions of two steps are published one after the other: what is announced of a step is announced after all of the
+   step before it.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from time import perf_counter
 
 import msgspec
 import numpy as np
 import structlog
-import torch
+from torch import Tensor
 
-from services.trainer import checkpoints, rollback
-from services.trainer.checkpoints import Superseded
+from services.trainer import checkpoints, rollback, skipped
 from services.trainer.engine import Engine
 from services.trainer.groups import LoadedGroup
-from services.trainer.masters import load_published, published_bits
-from services.trainer.step import Trainer
-from shared import weights
+from services.trainer.persistence import insist
+from services.trainer.publishing import Made, done
+from services.trainer.ranks import Options, Rank, Ranks
+from services.trainer.shares import Shares, shares
+from services.trainer.step import Trained, Trainer
+from services.trainer.versions import Versions, publication
 from shared.contracts import lineage
-from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import (
     Alert,
     GroupQuarantined,
     IncarnationStarted,
     PolicyPublished,
+    Rollback,
     StepCommitted,
 )
-from shared.contracts.run import Ref, RunConfig
+from shared.contracts.run import RunConfig
 from shared.contracts.topics import ALERTS, GROUPS_QUARANTINED, POLICIES_PUBLISHED, STEPS_COMMITTED, Topic
-from shared.model import Transformer, load_checkpoint
-from shared.objects import ObjectMissing, Objects
+from shared.objects import Objects
 from shared.telemetry_spans import span
-from shared.weights.checkpoint_objects import download_directory
 
 Announcement = tuple[Topic, msgspec.Struct]
 LONGEST_REASON = 2000  # characters; what the ledger keeps of one
 LOOKS = 3  # for what a trainer that still lives has made durable, before its run is taken
 MEASURE_REPLAY_EVERY = 20  # steps between measurements of the mismatch without router replay: one extra forward
 
-FIRST_DELAY_S, LAST_DELAY_S = 0.5, 15.0  # between tries to reach an object store that is away
-PATIENCE_S = 600.0  # then the process ends, and the supervisor starts another from the last checkpoint
-
-T = TypeVar("T")
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Advance:
-    """What a step leads to. A checkpoint, if due; then `published` and `committed` are to be announced."""
+    """What a step leads to. `made`: what `publish` is to make durable. Then `published` and `committed` are to be announced."""
 
+    made: Made | None = None
     published: PolicyPublished | None = None
     committed: StepCommitted | None = None
     others: list[Announcement] = field(default_factory=list)  # quarantines, alerts: any time
+    skipped: str | None = None  # why the step was skipped (not_finite, spike); None: it was not
 
 
 class TrainingRun:
-    """Not thread-safe: one call at a time. Opening it claims an incarnation."""
+    """One call at a time, but for `publish`: another thread may publish a step while this one trains the next. Opening it
+    claims an incarnation."""
 
     def __init__(
         self,
@@ -76,27 +75,20 @@ class TrainingRun:
         *,
         trainer: str,
         cache: Path,
-        device: str = "cpu",
-        zero_stage: int = 0,
-        mtp_stride: int = 4,
-        back: rollback.Wanted | None = None,
+        ranks: Ranks | None = None,
+        options: Options = Options(),
+        back: Rollback | None = None,
     ) -> None:
-        """`back`: the run goes on from that version instead of the newest checkpoint. Raises rollback.Impossible,
-        checkpoints.NoneUsable."""
+        """`ranks`: those that train, this process first; None: this process alone, on the CPU. `back`: the run goes on from that
+        version instead of the newest checkpoint. Raises rollback.Impossible, checkpoints.NoneUsable."""
         self.objects, self.config, self.cache = objects, config, cache
         self.run = config.run
-        torch.manual_seed(config.seed)
+        self.ranks = ranks or Ranks(Rank(objects, cache))
         seen = checkpoints.found(objects, self.run)
         resume = checkpoints.find(objects, self.run, cache) if back is None else self._back_to(back.serial)
-        directory = download_directory(objects, config.base, cache / "base" / config.base.checksum)
-        model = load_checkpoint(directory, dtype=torch.float32).to(device)
-        if resume.weights is not None:
-            load_published(model, resume.weights)
-        reference = _frozen(load_checkpoint(directory, dtype=torch.float32).to(device)) if config.train.kl > 0 else None
-        self.engine = Engine(model, config.train, zero_stage=zero_stage)
-        self.trainer = Trainer(self.engine, config.train, reference=reference, mtp_stride=mtp_stride)
+        self.ranks.call("open", config, resume.weights, options)
         if resume.state is not None:
-            self.engine.load(resume.state)
+            self.ranks.call("load", resume.state)
         # All that took long, and a trainer that still lives may have gone on: what it made durable meanwhile is not left out. It
         # could go on for ever: what it makes durable after the last look is lost to it by the claim.
         for _ in range(LOOKS):
@@ -105,17 +97,25 @@ class TrainingRun:
                 break
             seen, resume = newer, checkpoints.find(objects, self.run, cache)
             if resume.state is not None:
-                self.engine.load(resume.state)
+                self.ranks.call("load", resume.state)
         self.step = resume.step
         self.trained = set(resume.trained)
+        self.problems: dict[str, str] = {}  # that this process has trained -> by which group
         self.quarantined: set[str] = set()
         self._mtp_stands = False
+        self._skipped = 0  # steps in a row
         self.mine = checkpoints.claim(objects, self.run, trainer, resume, back.id if back else "")
         self.forks = checkpoints.forks(checkpoints.read_incarnations(objects, self.run))
-        self._positions: dict[int, tuple[int, int]] = {}
         self._checkpointed = self.step
-        self._version: weights.Version | None = None
-        self._since_base = 0
+        self._versions = Versions(
+            objects, self.run, self.mine.incarnation, config.train.base_every, self.check_not_superseded
+        )
+        self._serial = -1
+        self._in_flight: Made | None = None  # what the last step made
+        self._waited = 0.0  # seconds, in the last step, until its optimiser could move
+        self.engine.before_step = self._wait_for_readers
+        self.shares = Shares()
+        self.spent = self.shares.take()  # seconds by phase, from the end of the step before to the end of the last one
         self._last_committed: StepCommitted | None = resume.checkpoint.committed if resume.checkpoint else None
         if back is not None:
             self.checkpoint()  # before anything else: whoever starts again must not resume the branch that was left
@@ -125,15 +125,36 @@ class TrainingRun:
         return insist(lambda: rollback.resume(self.objects, self.run, serial, self.cache))
 
     @property
+    def engine(self) -> Engine:
+        return self.ranks.own.engine
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.ranks.own.trainer
+
+    @property
     def serial(self) -> int:
-        """The version last published by this incarnation."""
-        assert self._version is not None
-        return self._version.serial
+        """The version of the present weights. It may still be on its way to the object store."""
+        return self._serial
 
     @property
     def opening(self) -> list[Announcement]:
         """To be announced once, in this order, before the first step."""
         return self._opening
+
+    def builds_on(self, serial: int) -> bool:
+        """Whether the version is part of the chain that an engine must read to build the one published last."""
+        return self._versions.builds_on(serial)
+
+    def publish_again(self) -> PolicyPublished:
+        """Put the present version into the store once more, as a full base under a new serial: engines that cannot read what
+        lies there go on from it. Durable when it returns. No step is made, and none is repeated. Raises Superseded."""
+        self._wait_for_last()
+        return self._announced(self._versions.again(self.step))
+
+    def _announced(self, published: PolicyPublished) -> PolicyPublished:
+        self._serial = published.serial
+        return published
 
     def knows(self, group: str) -> bool:
         """Trained in this lineage, or found untrainable."""
@@ -143,98 +164,74 @@ class TrainingRun:
         said: list[Announcement] = []
         if resume.checkpoint is not None:
             said.append((STEPS_COMMITTED, resume.checkpoint.committed))
-        elif (first := self._manifest(0)) is not None:
-            said.append((POLICIES_PUBLISHED, _publication(*first)))
+        elif (first := self._versions.manifest(0)) is not None:
+            said.append((POLICIES_PUBLISHED, publication(*first)))
         begun = IncarnationStarted(
             run=self.run, incarnation=self.mine.incarnation, step=self.step, parent=self.mine.parent
         )
         said.append((STEPS_COMMITTED, begun))
-        published = self._publish(as_base=True)
-        said.append((POLICIES_PUBLISHED, published))
+        bits = self._versions.copy(self.ranks.call("published"))
+        published = self._versions.publish(self.step, bits, as_base=True)
+        said.append((POLICIES_PUBLISHED, self._announced(published)))
         return said
-
-    # -- versions ----------------------------------------------------------------------------------------------------
-
-    def _publish(self, groups: Mapping[str, int] | None = None, *, as_base: bool = False) -> PolicyPublished:
-        """Puts the version of the present masters into the object store; durable when it returns. `groups`: what its step
-        trained, and how old; None: it is no step's."""
-        bits = published_bits(self.engine.model)
-        base = as_base or self._version is None or self._since_base + 1 >= self.config.train.base_every
-        previous = None if base else self._version
-        while True:
-            self.check_not_superseded()
-            serial = self._version.serial + 1 if self._version else weights.highest_serial(self.objects, self.run) + 1
-            try:
-                ref = self._put(serial, previous, bits, {} if groups is None else rollback.note(groups))
-                break
-            except weights.SerialTaken:
-                # Only a process that has lost its claim takes a serial of ours after we looked, and only at our start.
-                if self._version is not None:
-                    raise Superseded(self.run, f"somebody else published serial {serial}") from None
-        self._since_base = 0 if base else self._since_base + 1
-        parent = -1 if previous is None else previous.serial
-        self._version = weights.Version(serial, ref, bits)
-        self._positions[serial] = (self.mine.incarnation, self.step)
-        return PolicyPublished(
-            run=self.run, serial=serial, incarnation=self.mine.incarnation, step=self.step, parent=parent, manifest=ref
-        )
-
-    def _put(self, serial: int, previous: weights.Version | None, bits: weights.Tensors, notes: dict[str, str]) -> Ref:
-        tries, place = itertools.count(), (self.mine.incarnation, self.step)
-        return insist(
-            lambda: weights.publish(
-                self.objects, self.run, serial, *place, previous, bits, notes, again=next(tries) > 0
-            )
-        )
-
-    def _manifest(self, serial: int) -> tuple[weights.Manifest, Ref] | None:
-        def read() -> tuple[weights.Manifest, Ref]:
-            ref = self.objects.head(f"{policy_prefix(self.run, serial)}/manifest.json")
-            return weights.read_manifest(self.objects, ref), ref
-
-        try:
-            return insist(read)
-        except (ObjectMissing, weights.WeightsError):
-            return None
-
-    def _position(self, serial: int) -> tuple[int, int] | None:
-        """(incarnation, step) of a version; None: no manifest of this run names it."""
-        if serial not in self._positions:
-            found = self._manifest(serial)
-            if found is None:
-                return None
-            self._positions[serial] = (found[0].incarnation, found[0].step)
-        return self._positions[serial]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def age(self, loaded: LoadedGroup) -> int | None:
         """Greatest age of a token of the group in the next step; None: it names a version that this run never had."""
-        places = [self._position(serial) for serial in loaded.versions]
+        places = [self._versions.position(serial) for serial in loaded.versions]
         if any(place is None for place in places):
             return None
         return max(lineage.age(self.forks, self.mine.incarnation, self.step + 1, p) for p in places if p is not None)
 
     def advance(self, groups: Sequence[LoadedGroup]) -> Advance:
-        """Trains one step on these groups, in the ledger's order, and puts the new version. Raises Superseded.
+        """Do what `train` and `publish` do, one after the other. A checkpoint that is due is left to `checkpoint`."""
+        result = self.train(groups, keep=False)
+        if result.made is not None:
+            result.published, result.committed = self.publish(result.made)
+            self.shares.lap("publishing")
+        return result
+
+    def train(self, groups: Sequence[LoadedGroup], *, keep: bool = True) -> Advance:
+        """Train one step on these groups, in the ledger's order, and take what `publish` needs to make it durable. `keep`: the
+        step's checkpoint too, if one is due. Raises Superseded, and whatever the publication of the step before it failed with.
 
         Groups that cannot be trained, or are older than the bound, are quarantined and left out; if none is left, no step is made.
         """
         self.check_not_superseded()
-        began = time.perf_counter()
+        began = perf_counter()
         result = Advance()
         good = self._trainable(result, groups)
+        self.shares.lap("packing")
         if not good:
             return result
         batch = [replace(s, group=i) for i, (loaded, _) in enumerate(good) for s in loaded.sequences]
-        attempts = sum(len(loaded.ready.members) for loaded, _ in good)
+        attempts = sum(len(loaded.ready.members) for loaded, _ in good if not loaded.left_out)
         measure = self.step % MEASURE_REPLAY_EVERY == 0
         progress = max(loaded.ready.progress for loaded, _ in good)
         with span("update", attempts=attempts, sequences=len(batch)):
-            trained = self.trainer.train(batch, attempts, self.step + 1, progress=progress, measure_replay=measure)
+            trained: Trained = self.ranks.call("train", batch, attempts, self.step + 1, progress, measure)
+        self.shares.lap("computing")
+        self.shares.move(trained.metrics.get("seconds_packing", 0.0), "computing", "packing")
+        self.shares.move(self._waited, "computing", "checkpointing")
         if not trained.applied:
-            self._refuse(result, [loaded for loaded, _ in good])
+            norm = trained.metrics["grad_norm"]
+            header = skipped.Header(
+                run=self.run,
+                incarnation=self.mine.incarnation,
+                step=self.step + 1,
+                serial=self.serial,
+                attempts=attempts,
+                progress=progress,
+                train=self.trainer.config,
+                groups=[loaded.ready.group for loaded, _ in good],
+                grad_norm=norm if np.isfinite(norm) else None,
+                limit=trained.spike,
+                mtp_stride=self.trainer.mtp_stride,
+            )
+            self._skip(result, trained, skipped.Batch(header, batch))
             return result
+        self._skipped = 0
         if trained.mtp_applied:
             self._mtp_stands = False
         elif not self._mtp_stands:  # said once, until a step moves it again
@@ -250,21 +247,74 @@ class TrainingRun:
         if not kept:
             return result
         self.step += 1
-        now = time.perf_counter()
-        with span("publish weights"):
-            result.published = self._publish({loaded.ready.group: age for loaded, age in kept})
-        metrics = trained.metrics | self._describe(kept) | {"seconds_publish": time.perf_counter() - now}
-        metrics["seconds_step"] = time.perf_counter() - began
         self.trained |= {loaded.ready.group for loaded, _ in kept}
-        self._last_committed = result.committed = StepCommitted(
-            run=self.run,
-            incarnation=self.mine.incarnation,
-            step=self.step,
-            serial=self.serial,
-            groups={loaded.ready.group: age for loaded, age in kept},
-            metrics={name: float(value) for name, value in metrics.items() if np.isfinite(value)},
-        )
+        self.problems |= {loaded.ready.problem: loaded.ready.group for loaded, _ in kept}
+        metrics = trained.metrics | self._describe(kept)
+        result.made = self._take({loaded.ready.group: age for loaded, age in kept}, metrics, keep)
+        result.made.metrics["seconds_step"] = perf_counter() - began
         return result
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    def _take(self, ages: dict[str, int], metrics: dict[str, float], keep: bool) -> Made:
+        """Take from the optimiser what the step's publication needs, once everything of the step before is durable."""
+        self._wait_for_last()
+        self._serial += 1
+        made = Made(self.step, self._serial, ages, metrics, self._versions.copy(self.ranks.call("published")))
+        self.shares.lap("publishing")
+        if keep and self.checkpoint_due:
+            made.state, made.trained = self.ranks.call("state", True), frozenset(self.trained)
+            self.shares.lap("checkpointing")
+        else:
+            done(made.read)
+        self._in_flight = made
+        self.spent = self.shares.take()
+        made.metrics |= shares(self.spent)
+        return made
+
+    def _wait_for_last(self) -> None:
+        """Until everything of the last step is durable. Raises what its publication failed with."""
+        if self._in_flight is not None:
+            self._in_flight.put.result()
+            self.shares.lap("publishing")
+            self._in_flight.kept.result()
+            self.shares.lap("checkpointing")
+
+    def _wait_for_readers(self) -> None:
+        """Before the optimiser moves what it has lent. Called by the engine."""
+        began = perf_counter()
+        if self._in_flight is not None:
+            self._in_flight.read.result()
+        self._waited = perf_counter() - began
+
+    def publish(self, made: Made) -> tuple[PolicyPublished, StepCommitted]:
+        """Put the step's version into the object store, then write its checkpoint, if due. Both are durable when it returns: what
+        it returns may be announced. Raises Superseded. May run in another thread while the next step is trained."""
+        try:
+            began = perf_counter()
+            with span("publish weights"):
+                published = self._versions.publish(made.step, made.bits, made.ages)
+            if published.serial != made.serial:
+                raise RuntimeError(f"step {made.step}: published serial {published.serial}, expected {made.serial}")
+            done(made.put)
+            metrics = made.metrics | {"seconds_publish": perf_counter() - began}
+            committed = StepCommitted(
+                run=self.run,
+                incarnation=self.mine.incarnation,
+                step=made.step,
+                serial=published.serial,
+                groups=made.ages,
+                metrics={name: float(value) for name, value in metrics.items() if np.isfinite(value)},
+            )
+            self._last_committed = committed
+            if made.state is not None:
+                with span("checkpoint"):
+                    self._write(committed, made.state, made.trained, made)
+            done(made.kept)
+        except BaseException as error:
+            made.fail(error)
+            raise
+        return published, committed
 
     def _trainable(self, result: Advance, groups: Sequence[LoadedGroup]) -> list[tuple[LoadedGroup, int]]:
         """With their ages, in the ledger's order. The gate paces so that none is older than the bound: one that is all the same
@@ -272,6 +322,7 @@ class TrainingRun:
         bound = self.config.schedule.max_staleness
         good: list[tuple[LoadedGroup, int]] = []
         late: list[str] = []
+        taken = dict(self.problems)
         for loaded in sorted(groups, key=lambda s: s.ready.sequence):
             age = self.age(loaded)
             if age is None or age < 0:
@@ -281,6 +332,9 @@ class TrainingRun:
             elif age > bound:
                 self._quarantine(result, loaded, f"{age} steps old; allowed: {bound} (schedule.max_staleness)")
                 late.append(f"{loaded.ready.group}: {age} steps")
+            elif (first := taken.setdefault(loaded.ready.problem, loaded.ready.group)) != loaded.ready.group:
+                # A ledger that lost its last commits may draw a problem that it has drawn before.
+                self._quarantine(result, loaded, f"its problem is trained by {first}")
             else:
                 good.append((loaded, age))
         if late:
@@ -300,14 +354,18 @@ class TrainingRun:
     def _quarantine(self, result: Advance, loaded: LoadedGroup, reason: str) -> None:
         result.others.append(self.set_aside(loaded.ready.group, reason))
 
-    def _refuse(self, result: Advance, groups: Sequence[LoadedGroup]) -> None:
-        """The policy's gradient overflowed. Nothing moved; nobody can say which group it was, so all of them go."""
-        for loaded in groups:
-            self._quarantine(result, loaded, f"the gradient of step {self.step + 1} was not finite")
-        examples = [loaded.ready.group for loaded in groups][:5]
-        what = f"step {self.step + 1}: the gradient was not finite; {len(groups)} groups are quarantined"
-        alert = Alert(run=self.run, name="gradient_not_finite", severity="critical", what=what, examples=examples)
+    def _skip(self, result: Advance, trained: Trained, batch: skipped.Batch) -> None:
+        """Nothing moved. Nobody can say which group it was, so all of them go. After three in a row the
+        run pauses. After `etude resume` counting, and what a spike is measured against, begin again."""
+        result.skipped, why, alert = skipped.say(batch.header, trained.metrics["grad_norm"], trained.spike)
+        result.others += [self.set_aside(group, why) for group in batch.header.groups]
         result.others.append((ALERTS, alert))
+        self._skipped += 1
+        if self._skipped == skipped.MOST:
+            self._skipped = 0
+            self.ranks.call("forget_norms")
+            key = insist(lambda: skipped.keep(self.objects, batch))
+            result.others.append((ALERTS, skipped.stop(batch.header, key)))
 
     @staticmethod
     def _describe(kept: Sequence[tuple[LoadedGroup, int]]) -> dict[str, float]:
@@ -316,6 +374,15 @@ class TrainingRun:
         contexts = [s for loaded, _ in kept for s in loaded.sequences]  # of one attempt there may be many
         solved = [m.solved for loaded, _ in kept for m in loaded.ready.members if m.solved is not None]
         known = {"solved_share": float(np.mean(solved))} if solved else {}
+        beyond = [
+            m.solved - loaded.ready.expected
+            for loaded, _ in kept
+            if loaded.ready.expected is not None
+            for m in loaded.ready.members
+            if m.solved is not None
+        ]
+        if beyond:
+            known["solved_gain"] = float(np.mean(beyond))
         return known | {
             "reward_mean": float(np.mean([np.mean(r) for r in rewards])),
             "reward_best_mean": float(np.mean([max(r) for r in rewards])),
@@ -342,42 +409,16 @@ class TrainingRun:
         return self.step > self._checkpointed
 
     def checkpoint(self) -> None:
-        """Durable when it returns. Raises Superseded."""
-        committed = self._last_committed
-        assert committed is not None
-        state = self.engine.state()
-        insist(lambda: checkpoints.write(self.objects, self.mine, committed, state, self.trained, self.cache))
-        self._checkpointed = self.step
-        log.info("checkpoint", run=self.run, step=self.step, incarnation=self.mine.incarnation)
+        """Write one of the present weights, once the last step is published. Durable when it returns. Raises Superseded."""
+        self._wait_for_last()
+        assert self._last_committed is not None
+        self._write(self._last_committed, self.ranks.call("state", True), frozenset(self.trained))
+        self.shares.lap("checkpointing")
 
-
-def insist(call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-    """The call's result, however long the object store is away within `patience_s` seconds: to give up would cost every
-    step since the last checkpoint. Blocking; the call may be repeated."""
-    delay, deadline = FIRST_DELAY_S, time.monotonic() + patience_s
-    while True:
-        try:
-            return call()
-        except OSError as error:
-            if time.monotonic() + delay > deadline:
-                raise
-            log.warning("objects_unavailable", error=f"{type(error).__name__}: {error}", again_in_s=delay)
-            time.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(LAST_DELAY_S, 2 * delay)
-
-
-def _frozen(model: Transformer) -> Transformer:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
-def _publication(manifest: weights.Manifest, ref: Ref) -> PolicyPublished:
-    return PolicyPublished(
-        run=manifest.run,
-        serial=manifest.serial,
-        incarnation=manifest.incarnation,
-        step=manifest.step,
-        parent=manifest.parent,
-        manifest=ref,
-    )
+    def _write(
+        self, committed: StepCommitted, state: Mapping[str, Tensor], trained: frozenset[str], made: Made | None = None
+    ) -> None:
+        saved = (lambda: None) if made is None else (lambda: done(made.read))
+        checkpoints.write(self.objects, self.mine, committed, state, trained, self.cache, saved)
+        self._checkpointed = committed.step
+        log.info("checkpoint", run=self.run, step=committed.step, incarnation=self.mine.incarnation)

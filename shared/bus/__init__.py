@@ -10,7 +10,7 @@ Promises, the same for both and held by tests/contract/test_bus.py:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -58,6 +58,13 @@ class Deliveries(Protocol):
         """Leaves: nothing new is read; what is in flight can be settled for a short while."""
 
 
+class Standing(NamedTuple):
+    """Offsets in one partition. `acknowledged`: all before it are; `end`: the next one to be written."""
+
+    acknowledged: int
+    end: int
+
+
 class Bus(Protocol):
     async def publish(self, topic: Topic, key: str, message: msgspec.Struct) -> None: ...
 
@@ -69,6 +76,9 @@ class Bus(Protocol):
 
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
         """Messages not yet acknowledged by the group, per topic name."""
+
+    async def standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
+        """Where the group stands in every partition that holds something: (topic name, partition) -> positions."""
 
     async def ping(self) -> None:
         """Returns when the log has answered: its file could be written, or a broker is there, which says nothing of a single

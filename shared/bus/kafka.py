@@ -33,7 +33,7 @@ from kafka.errors import (
 )
 
 from shared import telemetry_spans
-from shared.bus import BusUnavailable, dead_letters
+from shared.bus import BusUnavailable, Standing, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
@@ -104,13 +104,19 @@ class KafkaBus:
         return Deliveries(reader.inbox)
 
     async def lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
+        lag = dict.fromkeys((topic.name for topic in topics), 0)
+        for (name, _), at in (await self.standing(topics, group)).items():
+            lag[name] += at.end - at.acknowledged
+        return lag
+
+    async def standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
         for reader in self._readers:
             if reader.group == group:
                 await self._flushed(reader)
         until = time.monotonic() + COORDINATOR_WITHIN_S
         while True:
             try:
-                return await self._in_thread(lambda: self._lag(topics, group))
+                return await self._in_thread(lambda: self._standing(topics, group))
             except _AskAgain:
                 if time.monotonic() > until:
                     raise
@@ -252,7 +258,7 @@ class KafkaBus:
                 )
         self._known.update(wanted)
 
-    def _lag(self, topics: Sequence[Topic], group: str) -> dict[str, int]:
+    def _standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
         self._ensure(topics)
         names = {self.cluster.physical(topic.name): topic for topic in topics}
         partitions = [TopicPartition(name, p) for name, topic in names.items() for p in range(topic.partitions)]
@@ -261,11 +267,12 @@ class KafkaBus:
         committed = admin.list_group_offsets({group: partitions})[group]
         first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
         end = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-        lag = dict.fromkeys((topic.name for topic in topics), 0)
+        found = {}
         for partition in partitions:
             position = committed[partition].offset if partition in committed else -1
-            lag[names[partition.topic].name] += end[partition].offset - max(position, first[partition].offset)
-        return lag
+            at = max(position, first[partition].offset)
+            found[names[partition.topic].name, partition.partition] = Standing(at, end[partition].offset)
+        return found
 
     def _drop_admin(self) -> None:
         """After a failure, a new one next time: nothing of an old connection's troubles lives on."""

@@ -42,7 +42,9 @@ def declared(topic: Topic, replicas: int) -> dict[str, str]:
     """The configuration that a topic must have, with so many copies (0: unknown, nothing is said of them). A message that two
     copies have outlives any one broker: with the usual limit of one, acks=all returns while only the leader has it."""
     durable = {INSYNC: str(min(MOST_INSYNC, replicas))} if replicas > 0 else {}
+    lag = {"min.compaction.lag.ms": str(topic.compact_after_h * 3_600_000)} if topic.compact_after_h else {}
     return {
+        **lag,
         "cleanup.policy": "compact,delete" if topic.compacted else "delete",
         "retention.ms": str(topic.retention_h * 3_600_000),
         **durable,

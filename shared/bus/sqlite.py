@@ -25,13 +25,14 @@ from pathlib import Path
 import msgspec
 
 from shared import telemetry_spans
-from shared.bus import BusUnavailable
+from shared.bus import BusUnavailable, Standing
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Inbox
 from shared.bus.sqlite_store import Row, Store
 from shared.bus.sqlite_worker import Worker
 from shared.contracts import codec
 from shared.contracts.topics import Topic
+from shared.settings import path_and_options
 
 
 class SqliteBus:
@@ -47,7 +48,7 @@ class SqliteBus:
         keep_acknowledged_s: float = 3600.0,
     ) -> None:
         """`fsync` (or `?synchronous=full` after the path): a publish survives a power loss, at a disk flush each."""
-        name, _, options = str(path).partition("?")
+        name, options = path_and_options(str(path))
         if options not in ("", "synchronous=full", "synchronous=normal"):
             raise ValueError(f"bus: option {options!r}; allowed: synchronous=full, synchronous=normal")
         try:
@@ -78,6 +79,14 @@ class SqliteBus:
         names = [topic.name for topic in topics]
         return await asyncio.wrap_future(
             self._worker.call(lambda store: {name: store.lag(group, name) for name in names})
+        )
+
+    async def standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
+        names = [topic.name for topic in topics]
+        return await asyncio.wrap_future(
+            self._worker.call(
+                lambda store: {at: one for name in names for at, one in store.standing(group, name).items()}
+            )
         )
 
     async def ping(self) -> None:

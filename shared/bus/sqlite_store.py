@@ -18,15 +18,16 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from shared.bus import Standing
 from shared.contracts.topics import LETTERS, YEAR_H, Topic
 from shared.process import namespace
 from shared.sqlite import write_ahead
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
 PURGE_CHUNK = 500  # rows deleted in one transaction, so that publishers never wait long
 
@@ -48,7 +49,7 @@ CREATE TABLE IF NOT EXISTS owners (
 CREATE TABLE IF NOT EXISTS groups (grp TEXT NOT NULL, topic TEXT NOT NULL, PRIMARY KEY (grp, topic)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topics (
     topic TEXT PRIMARY KEY, partitions INTEGER NOT NULL, compacted INTEGER NOT NULL, broadcast INTEGER NOT NULL,
-    retention_s REAL NOT NULL) WITHOUT ROWID;
+    retention_s REAL NOT NULL, compact_after_s REAL NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 INSERT OR IGNORE INTO state VALUES ('membership', 0), ('purged_at', 0);
 """
@@ -121,6 +122,8 @@ class Store:
             if version in (1, 2):
                 for statement in _LETTERS_SINCE_3.split(";"):
                     self._db.execute(statement)
+            if version in (1, 2, 3):
+                self._db.execute("ALTER TABLE topics ADD COLUMN compact_after_s REAL NOT NULL DEFAULT 0")
             if version != SCHEMA_VERSION:
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
@@ -189,10 +192,18 @@ class Store:
         """Remembers what the purge needs. `keep`: everything for its retention; a topic of which it was ever said, as who
         reads it as broadcast does, stays so."""
         self._db.execute(
-            "INSERT INTO topics VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "partitions = excluded.partitions, compacted = excluded.compacted, "
-            "broadcast = max(broadcast, excluded.broadcast), retention_s = excluded.retention_s",
-            (topic.name, topic.partitions, topic.compacted, keep, topic.retention_h * 3600.0),
+            "broadcast = max(broadcast, excluded.broadcast), retention_s = excluded.retention_s, "
+            "compact_after_s = excluded.compact_after_s",
+            (
+                topic.name,
+                topic.partitions,
+                topic.compacted,
+                keep,
+                topic.retention_h * 3600.0,
+                topic.compact_after_h * 3600.0,
+            ),
         )
 
     def join(self, member: str, process: str, group: str, topics: Sequence[str], expires: float) -> None:
@@ -271,10 +282,7 @@ class Store:
     def lag(self, group: str, topic: str) -> int:
         """Messages at or beyond the committed position, over all partitions. What every partition has left behind is not
         looked at: a topic may hold a week of it, and this is asked every few seconds."""
-        known = self.positions(group, topic)
-        found = self._db.execute("SELECT partitions FROM topics WHERE topic = ?", (topic,)).fetchone()
-        begun = found is not None and all(part in known for part in range(found[0]))
-        first = min(at.offset for at in known.values()) if begun and known else 0
+        first = self._behind(topic, self.positions(group, topic))
         return int(
             self._db.execute(
                 "SELECT count(*) FROM messages m "
@@ -283,6 +291,20 @@ class Store:
                 (group, topic, first),
             ).fetchone()[0]
         )
+
+    def standing(self, group: str, topic: str) -> dict[tuple[str, int], Standing]:
+        known = self.positions(group, topic)
+        ends = self._db.execute(
+            "SELECT part, max(offset) + 1 FROM messages WHERE topic = ? AND offset >= ? GROUP BY part",
+            (topic, self._behind(topic, known)),
+        )
+        return {(topic, part): Standing(known[part].offset if part in known else 0, end) for part, end in ends}
+
+    def _behind(self, topic: str, known: Mapping[int, Position]) -> int:
+        """An offset that no partition has left behind; 0 where one has acknowledged nothing."""
+        found = self._db.execute("SELECT partitions FROM topics WHERE topic = ?", (topic,)).fetchone()
+        begun = found is not None and all(part in known for part in range(found[0]))
+        return min(at.offset for at in known.values()) if begun and known else 0
 
     # Retention.
 
@@ -301,23 +323,20 @@ class Store:
     def purge(self, keep_acknowledged_s: float, most: int | None = None) -> int:
         """Deletes what nobody needs, `most` or a little more of it; returns how many messages.
 
-        Compacted topics keep the last message of each key for their retention. A topic that somebody reads as broadcast
+        Compacted topics keep the last message of each key for their retention, and earlier ones for the time that the topic
+        says, at least `keep_acknowledged_s`. A topic that somebody reads as broadcast
         keeps everything for its retention, as does one that no group has read, and one of dead letters. Else a message
         goes when every group that ever joined has acknowledged it and it is older than `keep_acknowledged_s`, or when its
         retention is over.
         """
         now = time.time()
-        known = {
-            topic: (bool(compacted), bool(broadcast), retention_s)
-            for topic, compacted, broadcast, retention_s in self._db.execute(
-                "SELECT topic, compacted, broadcast, retention_s FROM topics"
-            )
-        }
+        known = self._db.execute(
+            "SELECT topic, compacted, broadcast, retention_s, compact_after_s FROM topics"
+        ).fetchall()
         deleted = 0
-        for topic, (compacted, broadcast, retention_s) in known.items():
-            for where, values in self._unneeded(
-                topic, compacted, broadcast, now - retention_s, now - keep_acknowledged_s
-            ):
+        for topic, compacted, broadcast, retention_s, compact_after_s in known:
+            recent = now - max(keep_acknowledged_s, compact_after_s)
+            for where, values in self._unneeded(topic, bool(compacted), bool(broadcast), now - retention_s, recent):
                 deleted += self._delete(where, values, None if most is None else most - deleted)
         return deleted
 

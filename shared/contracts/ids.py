@@ -35,6 +35,14 @@ def attempt_prefix(run: str, attempt: str, epoch: int) -> str:
     return f"runs/{run}/attempts/{attempt}/{epoch}"
 
 
+CHECKPOINT = "checkpoint/"  # below an `attempt_prefix`: rollout checkpoints, which go when the attempt is over
+
+
+def attempts_prefix(run: str, attempt: str) -> str:
+    """Object-store prefix of all epochs of an attempt."""
+    return f"runs/{run}/attempts/{attempt}/"
+
+
 class AttemptKey(NamedTuple):
     run: str
     attempt: str

@@ -7,11 +7,13 @@ or counts with are bounded: beyond the bounds a message is unreadable, and no re
 
 from __future__ import annotations
 
+import secrets
 from enum import StrEnum
 from typing import Annotated, Literal
 
 import msgspec
 
+from shared.contracts.life import Action, RunState
 from shared.contracts.run import Purpose, Ref, Sampling
 
 MOST = 2**53  # every reader of JSON and both databases keep integers up to here exactly
@@ -47,11 +49,15 @@ class AttemptKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProblemAdmitted(_Message, frozen=True, kw_only=True):
-    """Batched: the pack is one object; `cells` maps problem id -> (category, relatives' cell)."""
+    """Batched: the pack is one object; `problems` maps problem id -> (category, relatives' cell). `complete`: with these the
+    curator has admitted all; False: not said. `probed`: of those of the problems that a probe tried before the run, id ->
+    (attempts, solved)."""
 
     pack: Ref
     pack_hidden: Ref
     problems: dict[str, tuple[str, str]]
+    complete: bool = False
+    probed: dict[str, tuple[Number, Number]] = {}
 
 
 class RolloutRequested(_Message, frozen=True, kw_only=True):
@@ -63,6 +69,7 @@ class RolloutRequested(_Message, frozen=True, kw_only=True):
     pack_hidden: Ref
     pinned: Number | None = None  # evaluation: exactly this serial, from a replica of the pool "evaluation"
     seed: int = 0
+    checkpoint: Ref | None = None  # of an earlier epoch, to continue from; None: the attempt begins
 
 
 class AttemptClaimed(_Message, frozen=True, kw_only=True):
@@ -73,10 +80,24 @@ class AttemptClaimed(_Message, frozen=True, kw_only=True):
 
 
 class AttemptHeartbeat(_Message, frozen=True, kw_only=True):
-    """One per worker and interval, for all it holds: attempt -> (epoch, oldest version so far, or -1 before the first token)."""
+    """One per worker and interval, for all it holds: attempt -> (epoch, oldest version so far, or -1 before the first token).
+    `silent`: replicas of the run in rotation that have not answered this worker for a while; for them alone a worker speaks that
+    holds nothing."""
 
     worker: str
     attempts: dict[str, tuple[Number, NumberOrNone]]
+    silent: list[str] = []
+
+
+class AttemptCheckpointed(_Message, frozen=True, kw_only=True):
+    """All that a worker needs to continue the attempt from here is durable. `turns`: those that are over. `oldest_version`: of
+    the tokens in it, or -1 before the first."""
+
+    key: AttemptKey
+    worker: str
+    checkpoint: Ref
+    turns: Number
+    oldest_version: NumberOrNone
 
 
 class AttemptCancel(_Message, frozen=True, kw_only=True):
@@ -121,14 +142,23 @@ class RolloutFinished(_Message, frozen=True, kw_only=True):
     newest_version: NumberOrNone
     worker: str
     seconds: float
+    grading_s: float = 0.0  # how long grading it may take; 0: no longer than graders are waited for anyhow
 
 
 class RolloutFailed(_Message, frozen=True, kw_only=True):
-    """Infrastructure failed, in the rollout or in grading. Never a reward: the ledger asks again or marks `failed`."""
+    """Infrastructure failed, in the rollout or in grading. Never a reward: the ledger asks again or marks `failed`.
+
+    `trajectory`: the rollout that could not be graded. None: the rollout itself failed (or an earlier release says it).
+    `again`: "grade" if the rollout is whole and only grading failed; "sample" if there is nothing that could be graded.
+    `checkpoint`: the newest that the worker has announced; this message may be read before that one. None: there is none."""
 
     key: AttemptKey
     reason: str
     worker: str
+    trajectory: Ref | None = None
+    again: Literal["sample", "grade"] = "sample"
+    checkpoint: Ref | None = None
+    oldest_version: NumberOrNone = -1  # of the tokens in the checkpoint
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +169,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     total: Number
     first_edit_solved: bool | None = None  # evaluation only: the state after the first edit alone
     error: str = ""  # the agent's doing, e.g. SyntaxError, Timeout
+    notes: list[str] = []  # what the grading left open; it names no test
+    # Some of the hidden tests that did not pass, for the person who tries an attempt by hand. The reward service publishes none.
+    failed: list[str] = []
 
 
 class RolloutScored(_Message, frozen=True, kw_only=True):
@@ -152,6 +185,7 @@ class RolloutScored(_Message, frozen=True, kw_only=True):
     stop: StopReason
     oldest_version: NumberOrNone
     newest_version: NumberOrNone = -1  # -1: not said
+    found: list[str] | None = None  # behaviour terms that found something, with or without a weight; None: not said
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +203,12 @@ class GroupReady(_Message, frozen=True, kw_only=True):
     `incarnation`: the newest trainer that the ledger had heard of. A trainer passes over what was said to an older one:
     it was meant for weights that may be dead since, and whatever still holds is said again to the new one.
 
-    `progress`: share of the run's limit, 0 to 1, that was spent when this was said; 0 where it has none."""
+    `progress`: share of the run's limit, 0 to 1, that was spent when this was said; 0 where it has none.
+
+    `reward_config`: the id of the reward configuration that all members were scored under; the empty string: not said.
+
+    `expected`: the estimated chance, 0 to 1, that the policy of the run's first groups solves one attempt at this problem; None:
+    not known yet."""
 
     group: str
     problem: str
@@ -177,6 +216,8 @@ class GroupReady(_Message, frozen=True, kw_only=True):
     members: list[GroupMember]
     incarnation: NumberOrNone = -1
     progress: float = 0.0
+    reward_config: str = ""
+    expected: float | None = None
 
 
 class GroupQuarantined(_Message, frozen=True, kw_only=True):
@@ -221,7 +262,10 @@ GONE_S, MUTE_S = 600.0, 24 * 3600.0
 
 
 class PolicyApplied(_Message, frozen=True, kw_only=True):
-    """A replica serves `serial` now (or, ok=False, could not load it and left the rotation)."""
+    """A replica serves `serial` now (or, ok=False, could not load it and left the rotation).
+
+    Example: version 8 is damaged in the store and the replica still holds version 7 whole:
+    `serial=8, ok=False, damaged=True, serving=7`. It answers with version 7 where no replica is in rotation."""
 
     replica: str
     url: str
@@ -231,6 +275,8 @@ class PolicyApplied(_Message, frozen=True, kw_only=True):
     pause_s: float = 0.0
     ok: bool = True
     reason: str = ""
+    damaged: bool = False  # ok=False because the objects of `serial` are damaged or lost: a new full base helps
+    serving: NumberOrNone = -1  # ok=False: the version that it holds whole and can answer with; -1: none
 
 
 class PolicyPromoted(_Message, frozen=True, kw_only=True):
@@ -239,7 +285,7 @@ class PolicyPromoted(_Message, frozen=True, kw_only=True):
 
     serial: Number
     reason: str = ""
-    by: str = ""  # as in RunControl
+    by: str = ""  # as in RunCommand
 
 
 class EvalRequested(_Message, frozen=True, kw_only=True):
@@ -260,27 +306,55 @@ class EvalFinished(_Message, frozen=True, kw_only=True):
     figures: dict[str, float]
 
 
-BY_SCHEDULER = "scheduler"  # who says what the scheduler says on runs.control; nobody else may have this name
+BY_SCHEDULER = "scheduler"  # who decided what the scheduler decides by itself; nobody else may have this name
 
 
-class RunControl(_Message, frozen=True, kw_only=True):
-    """start carries the configuration; `reconfigure` a new one; `rollback` the version to go on from, and a fresh `id`, by
-    which the trainer knows whether it has obeyed. Every service reads this topic from its beginning.
+class RunCommand(_Message, frozen=True, kw_only=True):
+    """What somebody wants of a run (`runs.commands`); the scheduler alone acts on it. `shared.contracts.life` says which command
+    applies in which state.
 
-    pause: nothing more is asked for, and what runs is finished. A word that does not fit the run's state
-    (`shared.ledger.transitions.RUN_MOVES`) changes nothing. To each that could have led to another state, and to a
-    `reconfigure` that it takes, the scheduler answers with the state that the run is in, in the same terms, and the
-    configuration that holds; to a configuration that cannot be scheduled with the alert `configuration`. Readers take
-    words by `shared.contracts.words`."""
+    start carries the configuration, `reconfigure` a new one, `rollback` the version to go on from. The scheduler answers each
+    command with a RunStatus that names its `id`, also one that changes nothing; a configuration that cannot be scheduled
+    with the alert `configuration`."""
 
-    action: Literal["start", "pause", "resume", "stop", "finished", "reconfigure", "rollback"]
+    action: Action
     config: Ref | None = None
-    serial: Number | None = None
-    id: str = ""
+    serial: Number | None = None  # of a rollback: the version to go on from
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
     reason: str = ""
     drain: bool = True  # of a pause: the trainer trains what is complete; False: it stops after the step in hand
-    by: str = ""  # whose word it is, for people: a person of the console, a service, a command; "": not said
-    number: Number = 0  # of the scheduler's words, growing (`shared.contracts.words`); 0: somebody else's
+    by: str = ""  # who commands it, for people: a person of the console, a command line; "": not said
+    # Of a start: other runs go on. Only the trainer and the engines whose settings name this run follow it; all others stay
+    # with theirs.
+    beside: bool = False
+
+
+class Rollback(msgspec.Struct, frozen=True):
+    """`id`: of the command. By it the trainer knows whether it has obeyed."""
+
+    serial: Number
+    id: str
+
+
+class RunStatus(_Message, frozen=True, kw_only=True):
+    """How a run stands (`runs.state`). Only the scheduler publishes it, on every change and as the answer to a command. Each
+    status says everything, so that the last one is enough. Readers keep them by `shared.contracts.statuses`."""
+
+    state: RunState
+    number: Number  # grows with every status of the run: the time in Unix milliseconds, or more
+    configs: list[
+        Ref
+    ] = []  # the one that it was started with, and those taken since; the last holds. []: none was taken
+    started: float = 0.0  # Unix seconds when the first configuration was taken; 0.0: none was
+    beside: bool = False  # as in RunCommand: it was started beside others
+    since: float = 0.0  # Unix seconds when it entered this state
+    reason: str = ""  # for this state, and `by` whose command or decision led to it
+    by: str = BY_SCHEDULER
+    drain: bool = True  # as in RunCommand
+    admitted: bool = False  # the curator has said that no more problems will come
+    rollback: Rollback | None = None  # the last one asked for; the trainer obeys it once
+    damaged: NumberOrNone = -1  # no replica can read this version: the trainer publishes it again; -1: none
+    answers: str = ""  # id of the command that it answers; "": none
 
 
 class Alert(_Message, frozen=True, kw_only=True):
@@ -288,3 +362,5 @@ class Alert(_Message, frozen=True, kw_only=True):
     severity: Literal["info", "warning", "critical"]
     what: str
     examples: list[str] = []
+    # How often an alert of this name has been due in its run, with this one. Two replicas may say the same one.
+    occurrence: int = 1

@@ -19,6 +19,7 @@ FREE = (
     "schedule.pause_on",
     "schedule.quota_gb",
     "schedule.replacements",
+    "schedule.share",
 )
 
 

@@ -51,6 +51,33 @@ class ProblemStanding(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[Reason] = []
 
 
+class ProbeWhy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe before the run said. `attempts`, `solved`: at this problem; 0 attempts: it did not try it. `relatives_…`: at its
+    relatives, without itself. `problems`: how many it tried in all."""
+
+    attempts: int = 0
+    solved: int = 0
+    relatives: int = 0
+    relatives_attempts: int = 0
+    relatives_solved: int = 0
+    problems: int
+
+
+class ProblemWhy(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem at one moment, and what its chance to be drawn follows from (`etude problem why`)."""
+
+    run: str
+    step: int
+    weighted: bool  # hardness decides what is drawn
+    mean: float  # chance of success over the run's late attempts
+    power: float  # share of the full power that weights have at this step; 0: draws are uniform
+    free: int  # problems
+    relative: float  # its weight, if it is free, against the mean weight of free problems
+    silent: float  # share of groups like its that are expected to end alike
+    standing: ProblemStanding
+    probe: ProbeWhy | None = None  # None: no probe informed the run
+
+
 class CellStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Relatives: problems of one origin. `attempts`, `solved`: weighted, old ones faded."""
 

@@ -18,13 +18,15 @@ YEAR_H = 24 * 365
 @dataclass(frozen=True, slots=True)
 class Topic:
     """`types`: the message types it may carry (a tagged union). `partitions`: 1 where order per run matters. `compacted`: of each
-    key only the last message is needed; it too goes when its retention is over."""
+    key only the last message is needed; it too goes when its retention is over. `compact_after_h`: earlier ones are kept for so
+    many hours at least."""
 
     name: str
     types: tuple[type[msgspec.Struct], ...]
     partitions: int = 64
     compacted: bool = False
     retention_h: int = 168
+    compact_after_h: int = 0
 
     @property
     def dead_letter(self) -> str:
@@ -38,7 +40,7 @@ class Topic:
 
 PROBLEMS_ADMITTED = Topic("problems.admitted", (m.ProblemAdmitted,), partitions=8)
 ROLLOUTS_REQUESTED = Topic("rollouts.requested", (m.RolloutRequested,))
-ATTEMPTS_PROGRESS = Topic("attempts.progress", (m.AttemptClaimed, m.AttemptHeartbeat))
+ATTEMPTS_PROGRESS = Topic("attempts.progress", (m.AttemptClaimed, m.AttemptHeartbeat, m.AttemptCheckpointed))
 # By attempt, and of most there is one word at most: to compact would remove nothing. Time does.
 ATTEMPTS_CANCEL = Topic("attempts.cancel", (m.AttemptCancel,), partitions=1)
 ROLLOUTS_FINISHED = Topic("rollouts.finished", (m.RolloutFinished, m.RolloutFailed))
@@ -47,15 +49,17 @@ GROUPS_READY = Topic("groups.ready", (m.GroupReady,), partitions=1)
 GROUPS_QUARANTINED = Topic("groups.quarantined", (m.GroupQuarantined,), partitions=1)
 STEPS_COMMITTED = Topic("steps.committed", (m.StepCommitted, m.IncarnationStarted), partitions=1)
 # Who joins late reads these from the first message: they outlive any run. By run, their key, none of the first and the
-# last may be compacted: a version may be needed as the base of the next ones' deltas, a rollback goes back to an earlier one,
-# and a pause must not erase the start. Of a replica only the last word counts, and nobody asks for more; those that are gone
+# last may be compacted: a version may be needed as the base of the next ones' deltas, and a rollback goes back to an earlier
+# one. Of a replica only the last word counts, and nobody asks for more; those that are gone
 # for good (their names are new with every start on some clusters) are forgotten after a month.
 POLICIES_PUBLISHED = Topic("policies.published", (m.PolicyPublished,), partitions=1, retention_h=YEAR_H)
 POLICIES_APPLIED = Topic("policies.applied", (m.PolicyApplied,), partitions=1, compacted=True, retention_h=24 * 30)
 POLICIES_PROMOTED = Topic("policies.promoted", (m.PolicyPromoted,), partitions=1, retention_h=YEAR_H)
 EVALS_REQUESTED = Topic("evals.requested", (m.EvalRequested,), partitions=1, retention_h=YEAR_H)
 EVALS_FINISHED = Topic("evals.finished", (m.EvalFinished,), partitions=1, retention_h=YEAR_H)
-RUNS_CONTROL = Topic("runs.control", (m.RunControl,), partitions=1, retention_h=YEAR_H)
+RUNS_COMMANDS = Topic("runs.commands", (m.RunCommand,), partitions=1, retention_h=YEAR_H)
+# Each status says everything of its run. The earlier ones are kept for a while all the same: they tell its history.
+RUNS_STATE = Topic("runs.state", (m.RunStatus,), partitions=1, compacted=True, compact_after_h=168, retention_h=YEAR_H)
 ALERTS = Topic("alerts", (m.Alert,), partitions=1)
 
 TOPICS: dict[str, Topic] = {t.name: t for t in list(globals().values()) if isinstance(t, Topic)}
@@ -81,9 +85,11 @@ class Access:
 
 
 SERVICES = {
-    "curator": Access(writes=(PROBLEMS_ADMITTED, ALERTS), takes={"curator": (RUNS_CONTROL,)}),
+    "curator": Access(writes=(PROBLEMS_ADMITTED, ALERTS), takes={"curator": (RUNS_STATE,)}),
     "scheduler": Access(
-        writes=(ROLLOUTS_REQUESTED, ATTEMPTS_CANCEL, GROUPS_READY, RUNS_CONTROL, ALERTS),
+        # rollouts.finished: what could not be graded is said once more, to be graded again.
+        writes=(ROLLOUTS_REQUESTED, ROLLOUTS_FINISHED, ATTEMPTS_CANCEL, GROUPS_READY, RUNS_STATE, ALERTS),
+        counts={"rollout": (ROLLOUTS_REQUESTED,)},
         takes={
             "scheduler": (
                 PROBLEMS_ADMITTED,
@@ -95,26 +101,31 @@ SERVICES = {
                 POLICIES_PUBLISHED,
                 POLICIES_APPLIED,
                 POLICIES_PROMOTED,
-                RUNS_CONTROL,
+                RUNS_COMMANDS,
+                RUNS_STATE,  # its own: whether a status comes after a newer one
                 ALERTS,
             )
         },
     ),
     "rollout": Access(
         writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED),
-        hears=(POLICIES_APPLIED, RUNS_CONTROL, ATTEMPTS_CANCEL),
+        hears=(POLICIES_APPLIED, RUNS_STATE, ATTEMPTS_CANCEL),
         takes={"rollout": (ROLLOUTS_REQUESTED,)},
     ),
     "inference": Access(
         writes=(POLICIES_APPLIED,),
-        hears=(RUNS_CONTROL, POLICIES_PUBLISHED, POLICIES_PROMOTED, EVALS_REQUESTED, EVALS_FINISHED),
+        hears=(RUNS_STATE, POLICIES_PUBLISHED, POLICIES_PROMOTED, EVALS_REQUESTED, EVALS_FINISHED),
     ),
-    "reward": Access(writes=(ROLLOUTS_SCORED, ALERTS), hears=(RUNS_CONTROL,), takes={"reward": (ROLLOUTS_FINISHED,)}),
+    "reward": Access(
+        writes=(ROLLOUTS_SCORED, ALERTS),
+        hears=(RUNS_STATE, ROLLOUTS_SCORED, ALERTS),
+        takes={"reward": (ROLLOUTS_FINISHED,)},
+    ),
     "grader": Access(),  # it hears by Celery and answers by the object store
     "trainer": Access(
         # groups.ready: one that is superseded gives back what was meant for its heir.
         writes=(POLICIES_PUBLISHED, STEPS_COMMITTED, GROUPS_QUARANTINED, GROUPS_READY, ALERTS),
-        hears=(RUNS_CONTROL,),
+        hears=(RUNS_STATE,),
         takes={"trainer": (GROUPS_READY,), "trainer.": (GROUPS_READY,)},  # the latter: of one run alone
     ),
     "evaluator": Access(
@@ -125,9 +136,10 @@ SERVICES = {
 # By group, what its members take: who asks how far they are behind asks for all of them.
 _TAKEN = {group: topics for one in SERVICES.values() for group, topics in one.takes.items()}
 SERVICES["console"] = Access(
-    writes=(RUNS_CONTROL,),
+    writes=(RUNS_COMMANDS,),
     hears=(
-        RUNS_CONTROL,
+        RUNS_COMMANDS,
+        RUNS_STATE,
         STEPS_COMMITTED,
         ROLLOUTS_FINISHED,
         ROLLOUTS_SCORED,
@@ -142,9 +154,10 @@ SERVICES["console"] = Access(
 _LETTERS = tuple(Topic(topic.dead_letter, (), partitions=1, retention_h=YEAR_H) for topic in TOPICS.values())
 PEOPLE = {
     "cli": Access(  # `etude start`, `stop`, …, `demo`, `eval`
-        writes=(RUNS_CONTROL, POLICIES_PROMOTED, EVALS_REQUESTED),
+        writes=(RUNS_COMMANDS, POLICIES_PROMOTED, EVALS_REQUESTED),
         hears=(
-            RUNS_CONTROL,
+            RUNS_COMMANDS,
+            RUNS_STATE,
             ROLLOUTS_REQUESTED,
             ROLLOUTS_FINISHED,
             ROLLOUTS_SCORED,
@@ -156,10 +169,10 @@ PEOPLE = {
             EVALS_FINISHED,
             ALERTS,
         ),
-        counts={"scheduler": (RUNS_CONTROL,)},
+        counts={"scheduler": (RUNS_COMMANDS,)},
     ),
-    "dlq": Access(  # `etude dlq`: what is put back goes to any topic
-        writes=tuple(TOPICS.values()),
+    "dlq": Access(  # `etude dlq`: what is put back goes to any topic but that of the scheduler alone
+        writes=tuple(topic for topic in TOPICS.values() if topic is not RUNS_STATE),
         hears=_LETTERS,
         takes={"dlq.replayed": _LETTERS},
         counts={"dlq.nobody": _LETTERS},

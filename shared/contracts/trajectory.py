@@ -22,6 +22,7 @@ from safetensors.numpy import load, save
 
 from shared.contracts.messages import AttemptKey, Effort, StopReason
 from shared.contracts.run import Ref
+from shared.sandbox.contract import Decision
 
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a bomb is refused before it is unpacked
@@ -39,7 +40,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool = True  # False: the call was broken
     passed: bool = False  # output of a test: nothing failed
     # Of a sampled turn. repeated: it tested files that had failed; gave_up: it submitted files that had;
-    # endless: the budget ended it.
+    # endless: the budget ended it; cut: a deadline ended it while it was sampled.
     fault: str = ""
 
 
@@ -70,6 +71,28 @@ class Segment(msgspec.Struct, kw_only=True):
             raise ValueError("segment.versions: a sampled token without a policy version")
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of a tree as the attempt left it. `text`, or `data` where it is no UTF-8; neither: the file was deleted."""
+
+    text: str | None = None
+    data: bytes | None = None
+    executable: bool = False
+
+    @property
+    def deleted(self) -> bool:
+        return self.text is None and self.data is None
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of an attempt, as data. `files`: the submitted state of a problem whose files are few, path -> text.
+    `first_edit_files`: the same after the first edit alone; None: there was no edit. `changes`: of a problem that is a tree,
+    the paths that differ from it."""
+
+    files: dict[str, str] = {}
+    first_edit_files: dict[str, str] | None = None
+    changes: dict[str, Change] = {}
+
+
 class TrajectoryHeader(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     key: AttemptKey
@@ -81,6 +104,10 @@ class TrajectoryHeader(msgspec.Struct, frozen=True, kw_only=True):
     first_edit_files: dict[str, str] | None = None
     notes: dict[str, str] = {}
     routing: Ref | None = None
+    # Changes of a tree; left out where there are none, so that other trajectories have the bytes that they had before.
+    changes: dict[str, Change] | msgspec.UnsetType = msgspec.UNSET
+    # Requests to the egress proxy; left out where there are none, for the same reason.
+    decisions: list[Decision] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -93,6 +120,12 @@ class Trajectory(msgspec.Struct, kw_only=True):
     first_edit_files: dict[str, str] | None = None
     notes: dict[str, str] = {}
     routing: Ref | None = None
+    changes: dict[str, Change] = {}
+    decisions: list[Decision] = []  # of the sandbox's egress proxy, oldest first
+
+    @property
+    def submission(self) -> Submission:
+        return Submission(files=self.files, first_edit_files=self.first_edit_files, changes=self.changes)
 
 
 _ARRAYS = ("tokens", "loss_mask", "logprobs", "versions", "teacher_logprobs")
@@ -118,6 +151,8 @@ def pack(trajectory: Trajectory) -> bytes:
         first_edit_files=trajectory.first_edit_files,
         notes=trajectory.notes,
         routing=trajectory.routing,
+        changes=trajectory.changes or msgspec.UNSET,
+        decisions=trajectory.decisions or msgspec.UNSET,
     )
     data = save(tensors, metadata={"trajectory": msgspec.json.encode(header).decode()})
     return zstandard.ZstdCompressor(level=1).compress(data)
@@ -155,6 +190,8 @@ def unpack(data: bytes) -> Trajectory:
         first_edit_files=header.first_edit_files,
         notes=header.notes,
         routing=header.routing,
+        changes=header.changes or {},
+        decisions=header.decisions or [],
     )
 
 

@@ -14,21 +14,23 @@ Invariants, held by the database itself:
 - `trained` is a fact (group, incarnation, step), unique per (group, incarnation); never a state, never changed or deleted.
 - `verdicts` is insert-only (triggers) with primary key (run, attempt): the first verdict recorded wins.
 - An outgoing message is in `outbox` in the transaction that caused it. Messages are idempotent by construction, except
-  those of `runs.control` (pause and resume depend on order): `inbox` remembers which of them were handled.
+  those of `runs.commands` (pause and resume depend on order): `inbox` remembers which of them were handled.
 - `lease` names the one scheduler that may write, and its term; every transaction checks the term.
 
 Times are seconds since 1970, UTC. Versions are serials (see design: a serial is never reused).
 """
 
-from shared.ledger.engine import LedgerMissing, connect, unhurried
-from shared.ledger.migrate import LedgerOutdated, LedgerUnavailable, reach, require_current, upgrade
+from shared.ledger.engine import LedgerMissing, connect, end_silent, unhurried
+from shared.ledger.migrate import LedgerOutdated, LedgerUnavailable, reach, readable, require_current, upgrade
 
 __all__ = [
     "LedgerMissing",
     "LedgerOutdated",
     "LedgerUnavailable",
     "connect",
+    "end_silent",
     "reach",
+    "readable",
     "require_current",
     "unhurried",
     "upgrade",

@@ -1,8 +1,9 @@
 """How the ledger is opened: SQLite (WAL) or PostgreSQL (psycopg), the same for every caller.
 
 Invariant: on PostgreSQL nobody holds a row for long without working on it. A writer that is frozen or cut off in the
-middle of a transaction loses that transaction, so that its successor finds the lease free; and whoever waits for a row, or
-for a server that went silent, is told so within seconds by a DBAPIError, which means: away, try again.
+middle of a transaction loses that transaction: the server ends it, or the scheduler that takes over the lease does
+(`end_silent`). A writer that waits for a row, or for a server that went silent, gets a DBAPIError within seconds and should
+retry. Nothing outlives its transaction but rows, so that a pooler in transaction mode may stand in between (`addresses`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 
+from shared.ledger import addresses
 from shared.settings import without_credentials
 from shared.sqlite import write_ahead
 
@@ -31,6 +33,12 @@ ALIVE = {
     "keepalives_count": 2,
     "tcp_user_timeout": 8000,  # milliseconds without an acknowledgement of what was sent
 }
+_END_SILENT = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' "
+    "AND clock_timestamp() - state_change > make_interval(secs => :seconds) AND pid <> pg_backend_pid() "
+    "AND pid IN (SELECT pid FROM pg_locks WHERE relation = to_regclass(:table) AND granted AND mode <> 'AccessShareLock' "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
 BUSY_S = 30.0  # how long a SQLite writer waits for another one; transactions here take milliseconds
 
 
@@ -44,7 +52,7 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
     A writer's transaction takes SQLite's write lock at its beginning (BEGIN IMMEDIATE), so that it never fails half-way
     for want of it, and is on disk when it returns (synchronous=FULL). A read-only engine sees one snapshot per
     transaction and cannot write. Raises LedgerMissing for reading what is not there, ValueError for an address that
-    names no ledger.
+    names no ledger or a parameter that PostgreSQL does not know.
     """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -52,13 +60,14 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
     if parsed.get_backend_name() == "postgresql":
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
+        addresses.require_known(parsed)
         isolation = "REPEATABLE READ" if read_only else "READ COMMITTED"
         engine = create_engine(
             parsed,
             pool_pre_ping=True,
             isolation_level=isolation,
             json_serializer=_to_json,
-            connect_args={name: value for name, value in ALIVE.items() if name not in parsed.query},
+            connect_args={n: v for n, v in ALIVE.items() if n not in parsed.query} | addresses.NEVER_PREPARED,
         )
         event.listen(engine, "begin", _snapshot if read_only else _hurried)
         return engine
@@ -68,21 +77,33 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
 
 
 def _snapshot(connection: Connection) -> None:
-    """A reader holds nothing that another one waits for, and may think for as long as it likes."""
+    """Make the transaction read-only. A reader blocks nobody, so it has no timeouts."""
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
 
 
 def _hurried(connection: Connection) -> None:
-    """Said in every transaction and not when connecting: poolers hand neither settings nor start-up options on."""
+    """Set the timeouts for waiting on a lock (LOCKED_S) and for silence (FROZEN_S) in this transaction. Poolers pass on neither
+    session settings nor start-up options, so connecting is too early."""
     connection.exec_driver_sql(
         f"SELECT set_config('lock_timeout', '{LOCKED_S}s', true), "
         f"set_config('idle_in_transaction_session_timeout', '{FROZEN_S}s', true)"
     )
 
 
+def end_silent(connection: Connection, table: str) -> int:
+    """End the sessions that hold a row of `table` in a transaction whose client has said nothing for FROZEN_S. Return how many.
+
+    PostgreSQL's own idle_in_transaction_session_timeout ends most of them. It does not end a client that fell silent after a batch
+    of statements: psycopg's executemany closes a batch with libpq's flush request, and that stops the server's clock. Return 0 on
+    SQLite, where the lock goes with the process."""
+    if connection.dialect.name != "postgresql":
+        return 0
+    return len(connection.execute(_END_SILENT, {"table": table, "seconds": FROZEN_S}).all())
+
+
 def unhurried(connection: Connection) -> None:
-    """This transaction may wait for others, and think between its statements, for as long as it takes. For what must not
-    be cut off: migrations, and reading a large run. Never for one that holds the lease."""
+    """Lift both timeouts for this transaction, for work that must not be cut off: migrations, reading a large run. Never for one
+    that holds the lease."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")

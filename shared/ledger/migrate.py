@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 from sqlalchemy import Connection, Engine, inspect
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from shared.ledger.engine import unhurried
+from shared.ledger import addresses
+from shared.ledger.engine import connect, unhurried
 from shared.settings import Told
 
-HEAD = "0004"  # the newest migration; a test holds it against the files. Alembic itself is loaded only to migrate.
+HEAD = "0009"  # the newest migration; a test holds it against the files. Alembic itself is loaded only to migrate.
 
 
 class LedgerOutdated(Told, RuntimeError):
@@ -24,16 +25,17 @@ class LedgerUnavailable(Told, RuntimeError):
 
 @contextlib.contextmanager
 def _begun(engine: Engine) -> Iterator[Connection]:
-    """A transaction, if the database takes part. Raises LedgerUnavailable."""
+    """A transaction, if the database takes part. Raises LedgerUnavailable; BadSettings where a pooler dropped what the address
+    asks for."""
     try:
         connection = engine.connect()
-    except OperationalError as error:
+    except DBAPIError as error:
         reason = " ".join(str(error.orig).split())
         raise LedgerUnavailable(
-            f"ledger (ETUDE_LEDGER): {engine.url}: {reason}. Is the address right, does the database run and exist there, "
-            "and are user and password its own?"
+            f"ledger (ETUDE_LEDGER): {engine.url}: {reason}. {addresses.advice(engine.url, reason)}"
         ) from None
     with connection, connection.begin():
+        addresses.require_kept(connection)
         yield connection
 
 
@@ -68,6 +70,17 @@ def require_current(engine: Engine) -> None:
             f"the ledger is at migration {current!r}, this version of Étude reads {HEAD!r}; "
             "start the scheduler of this version once: it migrates"
         )
+
+
+def readable(url: str) -> Engine:
+    """Connect to a ledger for reading alone. Raises LedgerMissing, LedgerOutdated, LedgerUnavailable, and ValueError for a URL that
+    is none."""
+    try:
+        engine = connect(url, read_only=True)
+        require_current(engine)
+    except DBAPIError as error:
+        raise LedgerUnavailable(f"the ledger cannot be read: {error.orig}") from None
+    return engine
 
 
 def revision(connection: Connection) -> str | None:

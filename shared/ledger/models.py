@@ -16,14 +16,16 @@ from sqlalchemy import (
     MetaData,
     Text,
     UniqueConstraint,
+    false,
     text,
     true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from shared.contracts.life import RunState
 from shared.contracts.messages import Effort, Verdict
 from shared.contracts.run import Ref
-from shared.ledger.transitions import AttemptState, GroupState, RunState
+from shared.ledger.transitions import AttemptState, GroupState
 from shared.ledger.types import Json, StructJson
 
 NAMES = {
@@ -163,7 +165,15 @@ class Attempt(Base):
     seconds: Mapped[float | None]
     trajectory: Mapped[Ref | None] = mapped_column(StructJson(Ref))
     effort: Mapped[Effort | None] = mapped_column(StructJson(Effort))
+    sampled: Mapped[int | None]  # the epoch that the trajectory is of; None: the epoch in force
+    grading_s: Mapped[float]  # how long grading may take; 0: as long as any
+    grade_at: Mapped[float | None]  # when it is to be graded again; None: nobody said that grading failed
+    asked_at: Mapped[float] = mapped_column(server_default="0")  # when its request or its grading was last repeated
+    repeats: Mapped[int] = mapped_column(server_default="0")  # of its request
+    gradings: Mapped[int] = mapped_column(server_default="0")  # times that it was to be graded again
+    overtaken_at: Mapped[float | None]  # since when a rollout that finished later has its verdict; None: none has
     reason: Mapped[str]
+    checkpoint: Mapped[Ref | None] = mapped_column(StructJson(Ref))  # that its next epoch continues from; None: none
 
 
 class VerdictRow(Base):
@@ -253,6 +263,8 @@ class Replica(Base):
     pause_s: Mapped[float]
     applied_at: Mapped[float]
     reason: Mapped[str]
+    damaged: Mapped[bool] = mapped_column(server_default=false())
+    serving: Mapped[int] = mapped_column(server_default="-1")
 
 
 class Event(Base):
@@ -298,7 +310,7 @@ class OutboxRow(Base):
 
 
 class InboxRow(Base):
-    """Messages of `runs.control` and of `alerts` that were handled. The digest keeps a log that was made anew apart from the old
+    """Messages of `runs.commands` and of `alerts` that were handled. The digest keeps a log that was made anew apart from the old
     one."""
 
     __tablename__ = "inbox"
@@ -320,3 +332,12 @@ class LeaseRow(Base):
     holder: Mapped[str]
     term: Mapped[int]
     renewals: Mapped[int]
+
+
+class ListeningRow(Base):
+    """One row per name. `state`: how long the last scheduler has listened (services/scheduler/listening.py)."""
+
+    __tablename__ = "listening"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[dict[str, Any]]

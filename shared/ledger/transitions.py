@@ -1,4 +1,4 @@
-"""Which moves an attempt, a group and a run may make. Pure.
+"""Which moves an attempt and a group may make (a run: `shared.contracts.life`). Pure.
 
 An attempt's place is (epoch, state). Places are totally ordered, and what is told about an attempt moves it to the
 greater of where it is and what it was told: that makes every transition idempotent and all of them commute, so that
@@ -9,10 +9,11 @@ duplicates and messages out of order end in the same place. From the order follo
 - ends are final: nothing leaves `grouped`, `failed` or `dropped`, whatever its epoch.
 
     requested → claimed → finished → scored → grouped        lost → requested (epoch + 1) or failed
-         └─────────┴─────────┴──→ lost                       any but an end → dropped
+         └─────────┴──→ lost ──→ finished                    any but an end → dropped
 
-`lost` says that infrastructure lost this epoch and the reconciler has not decided yet; a verdict of the same epoch that
-arrives before it decides still counts (no finished rollout is lost), because `scored` is above `lost`.
+`lost` says that infrastructure lost this epoch and the reconciler has not decided yet. A rollout of the same epoch that
+turns out to be finished still counts, because `finished` and `scored` are above `lost`: silence never discards a finished
+rollout. A finished rollout that nobody can grade is graded again, and sampled again (epoch + 1) only if it cannot be read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import NamedTuple
 class AttemptState(StrEnum):
     requested = "requested"
     claimed = "claimed"
-    finished = "finished"
     lost = "lost"
+    finished = "finished"
     scored = "scored"
     failed = "failed"  # end: infrastructure, and no replacement left
     dropped = "dropped"  # end: its run or group went away; the reason is recorded
@@ -38,14 +39,6 @@ class GroupState(StrEnum):
     ready = "ready"  # complete; whether it is trained is a fact of its own
     dropped = "dropped"
     quarantined = "quarantined"  # the trainer could not train it
-
-
-class RunState(StrEnum):
-    announced = "announced"  # heard of, no configuration yet
-    running = "running"
-    paused = "paused"
-    stopping = "stopping"  # nothing more is requested; the trainer finishes what it has in hand
-    finished = "finished"
 
 
 class Place(NamedTuple):
@@ -62,14 +55,6 @@ GROUP_MOVES: dict[GroupState, frozenset[GroupState]] = {
     GroupState.ready: frozenset({GroupState.quarantined, GroupState.dropped}),
     GroupState.dropped: frozenset(),
     GroupState.quarantined: frozenset(),
-}
-
-RUN_MOVES: dict[RunState, frozenset[RunState]] = {
-    RunState.announced: frozenset({RunState.running, RunState.stopping, RunState.finished}),
-    RunState.running: frozenset({RunState.paused, RunState.stopping}),
-    RunState.paused: frozenset({RunState.running, RunState.stopping}),
-    RunState.stopping: frozenset({RunState.finished, RunState.running}),
-    RunState.finished: frozenset({RunState.running}),  # resumed, perhaps with a larger budget
 }
 
 FIRST = Place(0, AttemptState.requested)

@@ -1,7 +1,7 @@
-"""The policy: one readable decoder-only transformer of the family that the recipe needs.
+"""The policy: one readable decoder-only transformer, of the families in `families`.
 
-Qwen3 (dense), Qwen3-MoE and DeepSeek-V3 (MLA, sigmoid router with correction bias, shared experts), each with optional
-MTP layers. Reads and writes Hugging Face checkpoints under their published names (`checkpoint`).
+Llama, Qwen2, Qwen3 (dense), Qwen3-MoE, DeepSeek-V3 and Kimi K2 (MLA, sigmoid router with correction bias, shared experts),
+each with optional MTP layers. Reads and writes Hugging Face checkpoints under their published names (`checkpoint`).
 
 Invariants:
 - Token-flat: every module sees N tokens of any sequences. Which token may look at which lives only in `attend`, a

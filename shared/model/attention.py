@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.model.config import ModelConfig, Rope, yarn_mscale
+from shared.model.fused import fused
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]  # [N, 1, Dr] each: cos twice; sin with the sign of its half
@@ -31,11 +32,18 @@ class RmsNorm(nn.Module):
 
 
 def inverse_frequencies(rope: Rope, size: int) -> Tensor:
-    """[size / 2]. With YaRN, slow rotations are stretched by `factor`, fast ones kept, and a ramp lies between."""
+    """[size / 2]. Linear scaling stretches all rotations by `factor`; YaRN and Llama 3 stretch slow ones and keep fast ones,
+    with a ramp between."""
     exponent = torch.arange(0, size, 2, dtype=torch.float32) / size
     fast = 1.0 / rope.theta**exponent
-    if rope.factor <= 1:
+    if rope.factor <= 1 or rope.kind == "default":
         return fast
+    if rope.kind == "linear":
+        return fast / rope.factor
+    if rope.kind == "llama3":
+        turns = rope.original_positions * fast / (2 * math.pi)
+        kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+        return fast / rope.factor * (1 - kept) + fast * kept
 
     def dimension(rotations: float) -> float:
         return size * math.log(rope.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -52,7 +60,7 @@ def rotation_amplitude(rope: Rope) -> float:
     """YaRN scales cos and sin; DeepSeek's mscale pair cancels there and acts on the scores instead."""
     if rope.attention_factor is not None:
         return rope.attention_factor
-    if rope.factor <= 1:
+    if rope.factor <= 1 or rope.kind != "yarn":
         return 1.0
     if rope.mscale and rope.mscale_all_dim:
         return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
@@ -83,6 +91,7 @@ class Rotary(nn.Module):
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
+@fused
 def rotate(x: Tensor, rotation: Rotation, interleaved: bool = False) -> Tensor:
     """x [N, heads, Dr]. Pairs are (i, i + Dr/2), or (2i, 2i+1) when interleaved; the result is in the first layout
     either way (a permutation common to q and k leaves q·k as it is)."""
@@ -93,32 +102,44 @@ def rotate(x: Tensor, rotation: Rotation, interleaved: bool = False) -> Tensor:
 
 
 class GroupedQueryAttention(nn.Module):
-    """Qwen3: one fused projection, RMS norm per head on q and k, rotary embedding on whole heads."""
+    """One fused projection, with biases if the family has them; RMS norm per head on q and k if the family has it; rotary
+    embedding on whole heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.groups, self.size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.scale = config.attention_scale
         rows = (self.heads + 2 * self.groups) * self.size
-        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)  # rows of q, then k, then v
+        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)  # rows of q, then k, then v
         self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=False)
-        self.q_norm = RmsNorm(self.size, config.rms_norm_eps)
-        self.k_norm = RmsNorm(self.size, config.rms_norm_eps)
+        self.q_norm = RmsNorm(self.size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RmsNorm(self.size, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, layer: int, x_ND: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         N = len(x_ND)
         qkv = self.qkv_proj(x_ND).view(N, self.heads + 2 * self.groups, self.size)
         qk, v = qkv.split((self.heads + self.groups, self.groups), 1)
-        # One norm and one rotation for q and k together; the softmax scale rides on q's norm weight.
+        q, k = rotate(self._normed(qk), rotation).split((self.heads, self.groups), 1)
+        if self.q_norm is None:
+            q = q * self.scale
+        return self.o_proj(attend(layer, q, k, v).flatten(1))
+
+    def _normed(self, qk: Tensor) -> Tensor:
+        """One norm for q and k together; the softmax scale rides on q's norm weight."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
         weight = torch.cat(
             (
                 (self.q_norm.weight * self.scale).expand(self.heads, -1),
                 self.k_norm.weight.expand(self.groups, -1),
             )
         )
-        qk = rotate(F.rms_norm(qk, (self.size,), None, self.q_norm.eps) * weight, rotation)
-        q, k = qk.split((self.heads, self.groups), 1)
-        return self.o_proj(attend(layer, q, k, v).reshape(N, -1))
+        return _head_norm(qk, weight, self.q_norm.eps)
+
+
+@fused
+def _head_norm(qk: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(qk, (qk.shape[-1],), None, eps) * weight
 
 
 class LatentAttention(nn.Module):
@@ -153,7 +174,7 @@ class LatentAttention(nn.Module):
         k_rope = rotate(k_rope[:, None], rotation, self.interleaved).expand(-1, self.heads, -1)
         q = torch.cat((q_nope, rotate(q_rope, rotation, self.interleaved)), -1)
         out = attend(layer, q, torch.cat((k_nope, k_rope), -1), v)
-        return self.o_proj(out.reshape(N, -1))
+        return self.o_proj(out.flatten(1))
 
 
 _LATENT_EPS = 1e-6  # DeepSeek's norms on the latents do not follow rms_norm_eps

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from shared.model.config import ModelConfig, UnknownModel
 from shared.model.moe import MixtureOfExperts, Mlp
 from shared.model.mtp import MtpLayer
 from shared.model.network import DecoderLayer, Transformer
+from shared.weights.directory import stream_tensors
 
 KEPT_IN_FLOAT32 = (
     "e_score_correction_bias"  # as DeepSeek publishes it: a bias that bf16 would round to steps too coarse
@@ -38,7 +40,8 @@ READ = {
 
 
 def published_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Published name -> view (no graph). In a fixed order. A tied head is not listed: it is the embedding."""
+    """Published name -> view (no graph). In a fixed order. A tied head is not listed: it is the embedding. Experts that other
+    processes hold are not listed either (MixtureOfExperts.keep)."""
     return {name: tensor.detach() for name, tensor in _tensors(model)}
 
 
@@ -65,11 +68,11 @@ def _layer(name: str, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     attention = layer.self_attn
     if isinstance(attention, GroupedQueryAttention):
         q, k = attention.heads * attention.size, attention.groups * attention.size
-        rows = attention.qkv_proj.weight.split((q, k, k))
-        for part, weight in zip(("q_proj", "k_proj", "v_proj"), rows, strict=True):
-            yield f"{name}.self_attn.{part}.weight", weight
+        for kind, fused in attention.qkv_proj.named_parameters():  # weight, and bias where there is one
+            for part, rows in zip(("q_proj", "k_proj", "v_proj"), fused.split((q, k, k)), strict=True):
+                yield f"{name}.self_attn.{part}.{kind}", rows
     for part, weight in attention.named_parameters():
-        if part != "qkv_proj.weight":
+        if not part.startswith("qkv_proj."):
             yield f"{name}.self_attn.{part}", weight
     yield f"{name}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight
     if isinstance(layer.mlp, MixtureOfExperts):
@@ -89,20 +92,33 @@ def _moe(name: str, moe: MixtureOfExperts) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.gate.weight", moe.gate.weight
     if moe.gate.moe.scoring == "sigmoid":
         yield f"{name}.gate.{KEPT_IN_FLOAT32}", moe.gate.e_score_correction_bias
-    for e in range(moe.experts):
-        gate, up = moe.gate_up[e].chunk(2)
-        yield f"{name}.experts.{e}.gate_proj.weight", gate
-        yield f"{name}.experts.{e}.up_proj.weight", up
-        yield f"{name}.experts.{e}.down_proj.weight", moe.down[e]
+    yield from _experts(name, moe.own, moe.gate_up, moe.down)
     if moe.shared_experts is not None:
         yield from _mlp(f"{name}.shared_experts", moe.shared_experts)
 
 
-def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
-    """Raises UnknownModel where a tensor is missing, of another shape or of a dtype that is none of READ, naming it. MTP layers
-    that the files lack stay random, with all their tensors missing: such a checkpoint has none yet."""
+def published_experts(layer: int, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """The part of `published_tensors` that are the experts of the trunk's layer, from the stacks of all of them: `gate_up`
+    [E, 2I, D], `down` [E, D, I]."""
+    return dict(_experts(f"model.layers.{layer}.mlp", range(len(down)), gate_up.detach(), down.detach()))
+
+
+def _experts(name: str, numbers: range, gate_up_EOD: Tensor, down_EDI: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for e, gate_up, down in zip(numbers, gate_up_EOD, down_EDI, strict=True):
+        gate, up = gate_up.chunk(2)
+        yield f"{name}.experts.{e}.gate_proj.weight", gate
+        yield f"{name}.experts.{e}.up_proj.weight", up
+        yield f"{name}.experts.{e}.down_proj.weight", down
+
+
+def load_checkpoint(
+    directory: Path | str, dtype: torch.dtype = torch.float32, config: ModelConfig | None = None
+) -> Transformer:
+    """Read a checkpoint. `config`: in place of the directory's own, for another rotation or new MTP layers. MTP layers that the
+    files lack stay random, with all their tensors missing: such a checkpoint has none yet. Raises UnknownModel where a tensor is
+    missing, of another shape or of a dtype that is none of READ, naming it."""
     directory = Path(directory)
-    config = ModelConfig.load(directory)
+    config = ModelConfig.load(directory) if config is None else config
     model = narrowed(Transformer(config), dtype)
     views = published_tensors(model)
     seen: set[str] = set()
@@ -115,7 +131,7 @@ def load_checkpoint(directory: Path | str, dtype: torch.dtype = torch.float32) -
     missing = [name for name in views if name not in seen]
     mtp = tuple(f"model.layers.{len(model.layers) + i}." for i in range(len(model.mtp_layers)))
     if missing and (any(name.startswith(mtp) for name in seen) or not all(name.startswith(mtp) for name in missing)):
-        raise UnknownModel(f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+        raise UnknownModel(f"{len(missing)} tensors are missing, the first is {missing[0]!r}", directory)
     return model
 
 
@@ -206,8 +222,8 @@ def _files(directory: Path) -> list[Path]:
         try:
             return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UnknownModel(f"{index}: no index of a checkpoint's files ({type(error).__name__}: {error})") from None
-    raise UnknownModel(f"{directory}: found neither {single.name} nor {index.name}")
+            raise UnknownModel(f"no index of a checkpoint's files ({type(error).__name__}: {error})", index) from None
+    raise UnknownModel(f"found neither {single.name} nor {index.name}", directory)
 
 
 @contextmanager
@@ -217,7 +233,7 @@ def _reading(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UnknownModel(f"{path}: not a readable safetensors file ({_pointer(path) or error})") from None
+        raise UnknownModel(f"not a readable safetensors file ({_pointer(path) or error})", path) from None
 
 
 def _pointer(path: Path) -> str:
@@ -232,11 +248,39 @@ def _pointer(path: Path) -> str:
 
 def _copy(path: Path, name: str, source: Tensor, target: Tensor) -> None:
     if source.shape != target.shape:
-        raise UnknownModel(f"{path}: {name} is {tuple(source.shape)}; config.json asks for {tuple(target.shape)}")
+        raise UnknownModel(f"{name} is {tuple(source.shape)}; config.json asks for {tuple(target.shape)}", path)
     if source.dtype not in READ:
         found = str(source.dtype).removeprefix("torch.")
-        raise UnknownModel(f"{path}: {name} is {found}; allowed: {', '.join(READ.values())}")
+        raise UnknownModel(f"{name} is {found}; allowed: {', '.join(READ.values())}", path)
     target.copy_(source)
+
+
+def copy_checkpoint(directory: Path | str, folder: Path | str) -> None:
+    """What loading in bf16 and saving would write, byte for byte, with one tensor at a time in memory. Raises UnknownModel as
+    `load_checkpoint` does, and for a checkpoint without its MTP layers."""
+    directory, folder = Path(directory), Path(folder)
+    config = ModelConfig.load(directory)
+    shapes = expected_shapes(config)
+    kept = {name: name.endswith(KEPT_IN_FLOAT32) for name in shapes}
+    order = sorted(shapes, key=lambda name: (not kept[name], name))  # as safetensors orders them
+    with ExitStack() as stack:
+        there: dict[str, tuple[Path, Any]] = {}
+        for path in _files(directory):
+            file = stack.enter_context(_reading(path))
+            there |= dict.fromkeys(file.keys(), (path, file))
+        if missing := sorted(shapes.keys() - there.keys()):
+            raise UnknownModel(f"{len(missing)} tensors are missing, the first is {missing[0]!r}", directory)
+
+        def copied() -> Iterator[tuple[str, Any]]:
+            for name in order:
+                path, file = there[name]
+                target = torch.empty(shapes[name], dtype=torch.float32 if kept[name] else torch.bfloat16)
+                _copy(path, name, file.get_tensor(name), target)
+                yield name, target.numpy() if kept[name] else target.view(torch.int16).numpy().view(np.uint16)
+
+        heads = {name: ("F32" if kept[name] else "BF16", shapes[name]) for name in order}
+        stream_tensors(folder / "model.safetensors", heads, copied())
+    _write_config(config, folder, torch.bfloat16)
 
 
 def save_checkpoint(model: Transformer, directory: Path | str, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -250,7 +294,11 @@ def save_checkpoint(model: Transformer, directory: Path | str, dtype: torch.dtyp
     temporary = directory / f".model.safetensors.{os.getpid()}"
     save_file(tensors, temporary, metadata={"format": "pt"})
     temporary.replace(directory / "model.safetensors")
-    config = {**model.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")}
+    _write_config(model.config, directory, dtype)
+
+
+def _write_config(config: ModelConfig, directory: Path, dtype: torch.dtype) -> None:
+    content = {**config.to_dict(), "dtype": str(dtype).removeprefix("torch.")}
     temporary = directory / f".config.json.{os.getpid()}"
-    temporary.write_text(json.dumps(config, indent=2) + "\n")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
     temporary.replace(directory / "config.json")

@@ -7,6 +7,7 @@ number and no flag; who takes it for something asks `null` first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 LARGEST = 2**31 - 1  # a size beyond it is none
@@ -14,7 +15,12 @@ FARTHEST = 1e30  # so is a number
 
 
 class UnknownModel(ValueError):
-    """The checkpoint is of a kind or shape that this implementation does not know; the text names the field."""
+    """The checkpoint is of a kind or shape that this implementation does not know; the text names the field. `path`: the file
+    or folder that the text begins with; None: the text names no place."""
+
+    def __init__(self, said: str, path: Path | None = None) -> None:
+        super().__init__(said if path is None else f"{path}: {said}")
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.model.config import ModelConfig, Moe
+from shared.model.fused import fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,16 @@ class Routing:
     replaced: Tensor | int
 
 
+class Exchange(Protocol):
+    """Sends rows to the processes that hold their experts, and the results back.
+
+    `x_MD`: rows sorted by expert. `ends_E`: int32, where each expert's rows end, over all experts. `compute(x_RD, ends_O)`
+    computes rows sorted by expert, over this process's own. Returns a row for each of `x_MD`, in its order. Gradients go the
+    same way back. Every process that holds a part of the experts calls it equally often, with any number of rows."""
+
+    def __call__(self, x_MD: Tensor, ends_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor: ...
+
+
 class Mlp(nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -54,8 +66,14 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x_ND).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(gated(self.gate_up_proj(x_ND)))
+
+
+@fused
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, of [..., 2I] with the gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
 
 
 class Router(nn.Module):
@@ -113,7 +131,7 @@ class Router(nn.Module):
         biased = scores + self.e_score_correction_bias
         if moe.n_group == 1:
             return biased
-        grouped = biased.view(len(scores), moe.n_group, -1)
+        grouped = biased.view(len(scores), moe.n_group, moe.num_experts // moe.n_group)
         best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(moe.topk_group, -1).indices
         allowed = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, True)
         return grouped.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
@@ -126,12 +144,15 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         assert config.moe is not None
         moe, D = config.moe, config.hidden_size
-        self.experts = moe.num_experts
+        self.own = range(moe.num_experts)  # experts whose weights are here
+        self.exchange: Exchange | None = None  # with those that hold the others; None: all are here
         self.gate = Router(D, moe)
         self.gate_up = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, D))
         self.down = nn.Parameter(torch.empty(moe.num_experts, D, moe.intermediate_size))
         self.register_buffer("expert_ends", torch.arange(1, moe.num_experts + 1), persistent=False)
         self.rounding: Callable[[Tensor], Tensor] | None = None  # of the experts' inputs: shared.model.fp8
+        # Or one that rounds its input itself: shared.model.grouped_fp8.
+        self.product: Callable[[Tensor, Tensor, Tensor], Tensor] = grouped_linear
         self.shared_experts = Mlp(D, moe.intermediate_size * moe.n_shared_experts) if moe.n_shared_experts else None
 
     def forward(self, x_ND: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Routing]:
@@ -140,17 +161,63 @@ class MixtureOfExperts(nn.Module):
         # Stable: equal input, equal order of summation.
         experts, order = routing.experts_NK.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, self.expert_ends, out_int32=True)
-        token = order // K
-        gate, up = grouped_linear(self._rounded(x_ND).index_select(0, token), self.gate_up, ends).chunk(2, -1)
-        out = grouped_linear(self._rounded(F.silu(gate) * up), self.down, ends)
-        out = out * weights_NK.flatten().index_select(0, order)[:, None]
-        out = torch.zeros_like(x_ND).index_add(0, token, out)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        rows = _Dispatch.apply(self._rounded(x_ND), order, back, K)
+        out = self._apply_own(rows, ends) if self.exchange is None else self.exchange(rows, ends, self._apply_own)
+        out = out * permuted(weights_NK.flatten(), order, back)[:, None]
+        out = permuted(out, back, order).unflatten(0, (-1, K)).sum(1)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x_ND)
         return out, routing
 
+    def keep(self, own: range, exchange: Exchange) -> None:
+        """Forget the weights of all experts but `own`, an unbroken range. `exchange` reaches the others."""
+        for name in ("gate_up", "down"):
+            setattr(self, name, nn.Parameter(getattr(self, name).detach()[own.start : own.stop].clone()))
+        self.own, self.exchange = own, exchange
+
+    def _apply_own(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
+        return self.product(self._rounded(gated(self.product(x_MD, self.gate_up, ends_E))), self.down, ends_E)
+
     def _rounded(self, x: Tensor) -> Tensor:
         return x if self.rounding is None else self.rounding(x)
+
+
+class _Permuted(torch.autograd.Function):
+    """rows[order], for a permutation and its inverse `back`. The gradient is grad[back]. Autograd would add it up row by row, on
+    CUDA in an order that differs from run to run: a resume would not be bit-equal."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return gradients[0].index_select(0, back), None, None
+
+
+def permuted(rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """Return rows[order]. `back`: the inverse permutation."""
+    found: Tensor = _Permuted.apply(rows, order, back)
+    return found
+
+
+class _Dispatch(torch.autograd.Function):
+    """Each row K times, in the order of experts. The gradient of a row is the sum over its K copies, in the order of its
+    selection, for the same reason."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order: Tensor, back: Tensor, K: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.K = K
+        return x_ND.index_select(0, order // K)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return gradients[0].index_select(0, back).unflatten(0, (-1, ctx.K)).sum(1), None, None, None
 
 
 def grouped_linear(x_MD: Tensor, weight_EOD: Tensor, ends_E: Tensor) -> Tensor:

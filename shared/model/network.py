@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shared.model.attention import Attend, GroupedQueryAttention, LatentAttention, RmsNorm, Rotary, Rotation
 from shared.model.config import ModelConfig
 from shared.model.moe import LayerReplay, MixtureOfExperts, Mlp, Replay, Routing
 from shared.model.mtp import MtpLayer
+from shared.weights.low_precision import Format
 
 
 @dataclass(slots=True)
@@ -58,7 +60,10 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.emulates_fp8 = False  # shared.model.fp8
+        self.emulates: Format | None = None  # shared.model.fp8
+        self.recomputes = (
+            False  # activation checkpointing: a layer keeps its input alone, and computes the rest again in backward
+        )
         moe = set(config.moe_layers)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, moe=i in moe) for i in range(config.num_hidden_layers))
@@ -74,12 +79,15 @@ class Transformer(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Normal(0, initializer_range) for matrices; what writes into the residual is scaled by 1/sqrt(2 layers)."""
+        """Normal(0, initializer_range) for matrices; those that write into the residual are scaled by 1/sqrt(2 layers). Biases
+        start at 0."""
         std = self.config.initializer_range
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 into_residual = name.endswith(("o_proj.weight", "down_proj.weight", "mlp.down"))
                 nn.init.normal_(parameter, std=std / (2 * len(self.layers)) ** 0.5 if into_residual else std)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, replay: Replay | None = None) -> Output:
         rotation = self.rotary(positions_N)
@@ -91,7 +99,10 @@ class Transformer(nn.Module):
             recorded = None
             if replay is not None and layer.is_moe:
                 recorded = LayerReplay(replay.experts_NLK[:, len(experts)], replay.valid_N, replay.tau)
-            x_ND, routing = layer(index, x_ND, rotation, attend, recorded)
+            if self.recomputes and torch.is_grad_enabled():
+                x_ND, routing = checkpoint(layer, index, x_ND, rotation, attend, recorded, use_reentrant=False)
+            else:
+                x_ND, routing = layer(index, x_ND, rotation, attend, recorded)
             if routing is not None:
                 experts.append(routing.experts_NK)
                 logits.append(routing.logits_NE)

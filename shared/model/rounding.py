@@ -3,6 +3,9 @@
 Inside `with published(model):` every parameter holds its bf16-rounded value, so forward and backward run on what the
 engines serve, and the gradient with respect to the rounded weight lands in `.grad` of the master (straight-through).
 No autograd node is added; the cost is one rounding of the weights per entry.
+
+With `arithmetic` bfloat16 the parameters are bf16 tensors in the block, and so are all activations. Their gradients are still
+accumulated in float32, micro-batch after micro-batch.
 """
 
 from __future__ import annotations
@@ -20,13 +23,17 @@ def round_bf16(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def published(model: nn.Module) -> Iterator[None]:
+def published(model: nn.Module, arithmetic: torch.dtype = torch.float32) -> Iterator[None]:
     """Forward *and* backward must both run inside; the optimiser steps outside. Entering twice is harmless: rounding is
     idempotent. The masters come back bit for bit, also after an exception."""
     masters = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         for parameter, master in masters:
-            parameter.data = round_bf16(master)
+            if arithmetic == torch.bfloat16 and master.dtype == torch.float32:
+                parameter.data = master.to(arithmetic)
+                parameter.grad_dtype = master.dtype
+            else:
+                parameter.data = round_bf16(master)
         yield
     finally:
         for parameter, master in masters:

@@ -2,7 +2,8 @@
 
 Promises, the same for both and held by tests/contract/test_objects.py: a put is atomic (a reader sees the whole object
 or none) and returns a `Ref`; a get verifies size and checksum (xxh3-128); `head` names the checksum of what was put, so
-that a get by it finds damage (a directory needs extended attributes for that); `put_if_absent` is a conditional put.
+that a get by it finds damage (a directory needs extended attributes for that); `put_if_absent` is a conditional put, and
+a store that cannot do one is ObjectsUnavailable.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.contracts.run import Ref
-from shared.settings import Told, without_credentials
+from shared.settings import Told, path_and_options, without_credentials
 
 
 class ObjectMissing(KeyError):
@@ -65,7 +66,7 @@ def connect(url: str) -> Objects:
     if scheme == "file":
         from shared.objects.directory import DirectoryObjects
 
-        path, _, option = url.removeprefix("file:").partition("?")
+        path, option = path_and_options(url.removeprefix("file:"))
         if not path or option not in ("", "fsync=0", "fsync=1"):
             raise ValueError(f"objects: found {url!r}; allowed: file:PATH, file:PATH?fsync=1")
         return DirectoryObjects(Path(path), fsync=option == "fsync=1")

@@ -5,9 +5,12 @@ Invariants
   a get re-computes it.
 - `put_if_absent` is a PUT with `If-None-Match: *` (MinIO, AWS S3 and others since 2024). A request whose answer was lost
   is sent again and then refused by its own first try: the object carries who wrote it, so that we know our own.
+- A store that ignores that header is refused: each process sends its first such PUT twice, and the second must fail. (Under
+  the same key, because most services may write no others.)
 - A large file goes in parts: a few of them lie in memory, never the whole. An upload that broke off goes on where it was
   when it is asked for again (`multipart`).
 - A server that is away, hangs or refuses is ObjectsUnavailable after a bounded time.
+- A put that is denied is tried again a few times: MinIO denies one whose folder a delete removes at that moment.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import io
 import logging
 import os
 import re
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import certifi
@@ -42,6 +46,7 @@ CONNECT_S, READ_S = 3.0, 20.0
 TRIES = urllib3.Retry(total=2, read=1, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504])
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells every retry; what comes of them, we do
 CONNECTIONS = 32  # kept per process; more threads than that wait for nobody, they open one of their own
+DENIED_WAITS_S = (0.05, 0.2, 0.5)  # before each further try of a put that was denied
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 _MISSING = ("NoSuchKey", "NoSuchObject")
 _ADVICE = {
@@ -50,6 +55,7 @@ _ADVICE = {
     "AccessDenied": "this access key may not do that; give it a policy to read, write, list and delete in the bucket",
     "NoSuchBucket": "the bucket is gone; make it again, or name another one in ETUDE_OBJECTS",
     "XMinioStorageFull": "its disk is full; free some space",
+    "NotImplemented": "it does not know this request; a PUT with If-None-Match must be one that it does",
     "RequestTimeTooSkewed": "its clock and ours differ too much; set them",
 }
 
@@ -60,6 +66,7 @@ class S3Objects:
         self._client = client
         self._bucket = bucket
         self._where = where
+        self._keeps_conditions = False  # it has refused a conditional put, as it should
 
     @classmethod
     def from_url(cls, url: str) -> S3Objects:
@@ -93,7 +100,11 @@ class S3Objects:
     def put(self, key: str, data: bytes) -> Ref:
         checksum = xxhash.xxh3_128_hexdigest(data)
         with self._answers(keys.check(key)):
-            self._client.put_object(self._bucket, key, io.BytesIO(data), len(data), metadata={CHECKSUM: checksum})
+            _again_if_denied(
+                lambda: self._client.put_object(
+                    self._bucket, key, io.BytesIO(data), len(data), metadata={CHECKSUM: checksum}
+                )
+            )
         return Ref(key=key, size=len(data), checksum=checksum)
 
     def put_file(self, key: str, path: Path) -> Ref:
@@ -103,35 +114,61 @@ class S3Objects:
             while chunk := file.read(CHUNK):
                 hasher.update(chunk)
                 size += len(chunk)
-            file.seek(0)
             checksum = hasher.hexdigest()
-            with self._answers(key):
+
+            def upload() -> None:
+                file.seek(0)
                 if size > multipart.PART:
                     headers = {"Content-Type": CONTENT_TYPE, PREFIX + CHECKSUM: checksum}
                     multipart.upload(self._client, self._bucket, key, file, size, headers)
                 else:
                     self._client.put_object(self._bucket, key, file, size, metadata={CHECKSUM: checksum})
+
+            with self._answers(key):
+                _again_if_denied(upload)
         return Ref(key=key, size=size, checksum=checksum)
 
     def put_if_absent(self, key: str, data: bytes) -> Ref | None:
         keys.check(key)
-        checksum, writer = xxhash.xxh3_128_hexdigest(data), uuid.uuid4().hex
+        checksum = xxhash.xxh3_128_hexdigest(data)
+        with self._answers(key):
+            won = self._put_new(key, data, checksum)
+            if won and not self._keeps_conditions:
+                self._require_conditions(key, data, checksum)
+        self._keeps_conditions |= not won
+        return Ref(key=key, size=len(data), checksum=checksum) if won else None
+
+    def _put_new(self, key: str, data: bytes, checksum: str) -> bool:
+        """Put the object unless there is one. Return whether we did."""
+        writer = uuid.uuid4().hex
         headers: dict[str, str | list[str] | tuple[str]] = {
             "If-None-Match": "*",
             "Content-Type": CONTENT_TYPE,
             PREFIX + CHECKSUM: checksum,
             PREFIX + WRITER: writer,
         }
-        with self._answers(key):
-            try:
-                # The client's public put_object takes no conditional headers; this is the request that it would make.
-                self._client._put_object(self._bucket, key, data, headers)
-            except S3Error as error:
-                if error.code not in _TAKEN:
-                    raise
-                if self._metadata(key).get(PREFIX + WRITER) != writer:
-                    return None
-        return Ref(key=key, size=len(data), checksum=checksum)
+        try:
+            # The client's public put_object takes no conditional headers; this is the request that it would make.
+            _again_if_denied(lambda: self._client._put_object(self._bucket, key, data, headers))
+        except S3Error as error:
+            if error.code not in _TAKEN:
+                raise
+            return self._metadata(key).get(PREFIX + WRITER) == writer
+        return True
+
+    def _require_conditions(self, key: str, data: bytes, checksum: str) -> None:
+        """Put what was just put once more: the store must refuse it. Without an answer the next put asks again."""
+        try:
+            if not self._put_new(key, data, checksum):
+                self._keeps_conditions = True
+                return
+        except (HTTPError, MinioException):
+            return
+        raise ObjectsUnavailable(
+            f"objects (ETUDE_OBJECTS): {self._where} ignores If-None-Match: it took two objects under one key, each as the first, "
+            "so that two trainers could hold one run. Use a store with conditional writes (MinIO, AWS S3), or a newer release "
+            "of this one, without a gateway that takes the header out"
+        )
 
     def get(self, ref: Ref) -> bytes:
         return b"".join(self._chunks(ref))
@@ -203,3 +240,17 @@ class S3Objects:
             raise ObjectsUnavailable(
                 f"objects (ETUDE_OBJECTS): no answer from {self._where} ({reason}); is the address right, does it run?"
             ) from None
+
+
+def _again_if_denied(put: Callable[[], object]) -> None:
+    """Run the put, and again where the store denies it. Raises what the last try raised."""
+    for wait_s in DENIED_WAITS_S:
+        try:
+            put()
+        except S3Error as error:
+            if error.code != "AccessDenied":
+                raise
+            time.sleep(wait_s)
+        else:
+            return
+    put()

@@ -6,14 +6,29 @@ import ast
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shared.problems.schema import Case, Hidden, Problem, ProblemError, parse_line
+from shared.problems import others
+from shared.problems.schema import (
+    Case,
+    FunctionHidden,
+    FunctionProblem,
+    Hidden,
+    Problem,
+    ProblemError,
+    parse_line,
+    too_long,
+)
 from shared.problems.values import decode, encode
+
+if TYPE_CHECKING:
+    from shared.objects import Objects
+    from shared.problems.kinds import Attach
 
 _MAX_ERRORS = 20  # named in one message
 _PACKED = {
@@ -25,36 +40,39 @@ _PACKED = {
 }  # first bytes → what undoes it
 _A_LINE = "one JSON object a line (docs/problems.md)"
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
+STORE = Path(".etude/cache/objects")  # of trees that files of problems name; it can be made again
 _MAX_TAG = 200  # characters of `category` and `cell`: both stand in every message and row of their problem
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A problem and the line of the file that it stands on, counted from 1; 0: it is of a pack."""
+    """A problem and the line of the file that it stands on, counted from 1; 0: it is of a pack. Both parts are of the
+    problem's kind (shared.problems.kinds)."""
 
     number: int
-    problem: Problem
-    hidden: Hidden
+    problem: Any
+    hidden: Any
 
 
-def import_jsonl(path: Path) -> list[tuple[Problem, Hidden]]:
-    """In the order of the file; empty lines are skipped. Raises ProblemError that names every bad line and its field."""
-    return [(line.problem, line.hidden) for line in read_lines(path)]
+def import_jsonl(path: Path, objects: Objects | None = None) -> list[tuple[Any, Any]]:
+    """In the order of the file; empty lines are skipped. Raises ProblemError that names every bad line and its field.
+    `objects`: where the trees go that lines name; None: to `STORE`."""
+    return [(line.problem, line.hidden) for line in read_lines(path, objects)]
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path, objects: Objects | None = None) -> list[Line]:
     """As `import_jsonl`, with the numbers of the lines."""
     text = _text(path)
+    read = _Reader(path, objects)
     lines = text.split("\n")  # alone: JSON may hold other ends of a line as they are (U+2028, U+0085)
-    read: list[Line] = []
+    found: list[Line] = []
     errors: list[str] = []
     first: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            problem, hidden = canonical(*parse_line(line, number), number)
-            check(problem, hidden, number)
+            problem, hidden = read(line, number)
             if problem.id in first:
                 raise ProblemError(
                     f"line {number}: field 'id': {problem.id!r} stands on line {first[problem.id]} as well"
@@ -63,16 +81,57 @@ def read_lines(path: Path) -> list[Line]:
             errors.append(str(error))
             continue
         first[problem.id] = number
-        read.append(Line(number, problem, hidden))
+        found.append(Line(number, problem, hidden))
     if errors:
         if _over_lines(text):
             raise ProblemError(
                 f"{path}: found JSON objects over several lines; allowed: {_A_LINE} (`jq -c .` makes one of the other)"
             )
         raise ProblemError(f"{path}:\n{listed(errors)}")
-    if not read:
+    if not found:
         raise ProblemError(f"{path}: no problems in it; allowed: {_A_LINE}")
-    return read
+    return found
+
+
+class _Reader:
+    """Reads the lines of one file. Nothing of other kinds is loaded until a line has one."""
+
+    def __init__(self, path: Path, objects: Objects | None) -> None:
+        self._folder, self._objects = path.parent, objects
+        self._made: Attach | None = None
+
+    def __call__(self, line: str, number: int) -> tuple[Problem, Hidden]:
+        """Return both parts, checked and in canonical form. Raises ProblemError."""
+        problem, hidden = parse_line(line, number, self._attach)
+        if isinstance(problem, FunctionProblem) and isinstance(hidden, FunctionHidden):
+            function, cases = canonical(problem, hidden, number)
+            check(function, cases, number)
+            return function, cases
+        if unfit := unspeakable(problem) or _wrong(problem, hidden, self._attach):
+            raise ProblemError(f"line {number}: field {unfit[0]!r}: {unfit[1]}")
+        return problem, hidden
+
+    def _attach(self) -> Attach:
+        if self._made is None:
+            from shared.objects.directory import DirectoryObjects
+            from shared.problems.kinds import Attach
+
+            self._made = Attach(self._objects or DirectoryObjects(STORE), self._folder)
+        return self._made
+
+
+def _wrong(problem: Problem, hidden: Hidden, attach: Callable[[], Attach]) -> tuple[str, str] | None:
+    """The field that a problem of another kind cannot have as it is, and why; None where all is well, or where only the kind's
+    own admission can tell."""
+    from shared.environments.repository import checks
+    from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
+
+    if not isinstance(problem, RepositoryProblem) or not isinstance(hidden, RepositoryHidden):
+        return None
+    tree = attach().read(problem.tree)
+    if not tree:
+        return "tree", "has no files in it; allowed: a folder, an archive or a commit with some"
+    return checks.wrong_problem(problem, tree) or checks.wrong_hidden(hidden, tree)
 
 
 def _text(path: Path) -> str:
@@ -81,16 +140,22 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
         if packed := next((command for mark, command in _PACKED.items() if data.startswith(mark)), None):
             raise ProblemError(f"{path}: found a compressed file; allowed: {_A_LINE}, as `{packed}` unpacks it")
+        if data.startswith(others.PARQUET):
+            raise ProblemError(others.parquet(path))
         if b"\0" in data:  # JSON never has it; half of UTF-16 is made of it
             raise ProblemError(f"{path}: found bytes that are 0, as in UTF-16; allowed: text in UTF-8")
         text = data.decode("utf-8-sig")  # a mark of the byte order is no part of a line
     except IsADirectoryError:
-        raise ProblemError(f"{path}: found a folder; allowed: {_A_LINE}; a pack is taken by --pack") from None
+        raise ProblemError(
+            others.folder(path) or f"{path}: found a folder; allowed: {_A_LINE}; a pack is taken by --pack"
+        ) from None
     except OSError as error:
         raise ProblemError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise ProblemError(f"{path}: line {number}: found {data[error.start]:#04x}; allowed: text in UTF-8") from None
+    if said := others.rows(path, text):
+        raise ProblemError(said)
     if text.lstrip().startswith("["):
         raise ProblemError(f"{path}: found a JSON array; allowed: {_A_LINE} (`jq -c '.[]'` makes one of the other)")
     return text
@@ -123,7 +188,7 @@ def unspeakable(problem: Problem) -> tuple[str, str] | None:
     return None
 
 
-def entry_of(problem: Problem) -> tuple[str, str]:
+def entry_of(problem: FunctionProblem) -> tuple[str, str]:
     """(path, name) of the function under test. Raises ValueError."""
     path, _, name = problem.entry.rpartition("::")
     name = unicodedata.normalize("NFKC", name)  # as Python reads the names of its code
@@ -137,7 +202,7 @@ def entry_of(problem: Problem) -> tuple[str, str]:
     return path, name
 
 
-def check(problem: Problem, hidden: Hidden, number: int) -> None:
+def check(problem: FunctionProblem, hidden: FunctionHidden, number: int) -> None:
     """What the types do not say. Raises ProblemError."""
 
     def refuse(field: str, what: str) -> ProblemError:
@@ -145,10 +210,9 @@ def check(problem: Problem, hidden: Hidden, number: int) -> None:
 
     if unfit := unspeakable(problem):
         raise refuse(*unfit)
-    if problem.kind != "function":
-        raise refuse(
-            "kind", f"found {problem.kind!r}; allowed: 'function' ('repository' is reserved, nothing runs it yet)"
-        )
+    for field, files in (("files", problem.files), ("solution", hidden.solution)):
+        if long := too_long(files):
+            raise refuse(field, long)
     try:
         path, name = entry_of(problem)
     except ValueError as error:
@@ -204,7 +268,7 @@ def _bound(tree: ast.Module) -> Iterator[tuple[str, str]]:
             nodes += ast.iter_child_nodes(node)
 
 
-def canonical(problem: Problem, hidden: Hidden, number: int) -> tuple[Problem, Hidden]:
+def canonical(problem: FunctionProblem, hidden: FunctionHidden, number: int) -> tuple[FunctionProblem, FunctionHidden]:
     """The same, each text of a value as `encode` writes it: one value, one text. What the sandbox gives is compared with it as
     text. Code loses its mark of the byte order, as Python reads a file. Raises ProblemError."""
     visible, cases = (
@@ -243,4 +307,9 @@ def _canonical(case: Case, where: str) -> Case:
             ) from None
         if field == "args" and not isinstance(value, list):
             raise ProblemError(f"{where}.args': found {text[:60]!r}; allowed: a JSON list of positional arguments")
-    return Case(**texts)
+    if case.changed is True and not isinstance(value, list | dict | set):
+        raise ProblemError(
+            f"{where}.changed': found true with the expected value {case.expected[:60]}; allowed: a list, dict or set, which a "
+            "call can change in place"
+        )
+    return msgspec.structs.replace(case, **texts)

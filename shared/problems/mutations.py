@@ -52,20 +52,20 @@ class Mutations:
             line = statement.lineno - 1
             if _header(statement, self._lines[line]) != self._lines[line].strip():
                 continue  # not on one line as `unparse` writes it, a multi-line string for example
-            for place in _places(statement):
+            for place in places(statement):
                 for kind, edits, instead in bugs(place, statement, scope):
                     self.sites.append(Site(kind, line, statement if instead is None else instead, edits))
 
     def render(self, site: Site) -> Mutant | None:
         """None where the bug cannot be written as one changed line."""
-        before = [_swap(edit) for edit in site.edits]
+        before = [swap(edit) for edit in site.edits]
         try:
             bad = _header(site.statement, self._lines[site.line])
         except (ValueError, AttributeError, TypeError, RecursionError):
             bad = None  # an f-string that this Python cannot write, for example
         finally:
             for edit, value in zip(reversed(site.edits), reversed(before), strict=True):
-                _swap(Edit(edit.holder, edit.field, edit.index, value))
+                swap(Edit(edit.holder, edit.field, edit.index, value))
         old = self._lines[site.line]
         good = old.strip()
         if bad is None or bad == good or "\n" in bad or not bad.isascii():
@@ -124,7 +124,7 @@ def _header(statement: ast.AST, line: str) -> str:
     return ast.unparse(statement).strip()
 
 
-def _places(statement: ast.AST) -> Iterator[Place]:
+def places(statement: ast.AST) -> Iterator[Place]:
     """The statement and every expression in its header, outermost first, in the order of the source."""
     stack = [Place(statement, statement, "", None, ())]
     while stack:
@@ -148,7 +148,7 @@ def _places(statement: ast.AST) -> Iterator[Place]:
         )
 
 
-def _swap(edit: Edit) -> Any:
+def swap(edit: Edit) -> Any:
     """Applies the edit; returns what was there."""
     if edit.index is None:
         before = getattr(edit.holder, edit.field)

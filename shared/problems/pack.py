@@ -1,7 +1,10 @@
 """Packs: many problems as two objects, public and hidden, zstd-compressed JSON lines joined by id.
 
 `read_problems` and `read_hidden` read all of it; `Lines` decompresses once and finds a problem by its id without parsing
-the rest. Packs may be joined byte by byte: several zstd frames are one pack. Equal problems give equal bytes (same
+the rest. A pack may hold several kinds. Trees are no part of it: a problem has references to them, and `trees/` in the
+folder of a pack has the objects (`refs`, `upload_trees`).
+
+Packs may be joined byte by byte: several zstd frames are one pack. Equal problems give equal bytes (same
 zstandard version).
 """
 
@@ -9,19 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import msgspec
 import zstandard
 
-from shared.problems.schema import Hidden, Problem, ProblemError
+from shared.contracts.run import Ref
+from shared.objects import ObjectMissing, Objects
+from shared.problems.schema import FunctionHidden, FunctionProblem, Hidden, Problem, ProblemError
 from shared.problems.splits import SPLITS
 
 MAX_PACK_BYTES = 1 << 30  # decompressed
 _LEVEL = 12
 _PIECE = 1024  # bytes that are decompressed at once, to 32 MB at most: a bomb is noticed before it has unfolded
 
-T = TypeVar("T", Problem, Hidden)
+T = TypeVar("T", bound=msgspec.Struct)
+P = TypeVar("P", bound=Problem)
+H = TypeVar("H", bound=Hidden)
 Part = Literal["public", "hidden"]
 
 PARTS: tuple[Part, ...] = ("public", "hidden")
@@ -46,13 +53,19 @@ class PackError(ProblemError):
 
 class _Head(msgspec.Struct):
     id: str
+    kind: str = "function"  # as hidden lines of that kind have none
 
 
 _HEADS = msgspec.json.Decoder(_Head)
 
 
 def write(items: Iterable[msgspec.Struct]) -> bytes:
-    """One part of a pack, public or hidden: one line each, in the order given."""
+    """One part of a pack, public or hidden: one line each, in the order given. Raises TypeError for hidden parts of another
+    kind than `function` that do not name it: nobody could read them again."""
+    items = list(items)
+    for item in items:
+        if isinstance(item, Hidden) and not isinstance(item, FunctionHidden) and item.kind is msgspec.UNSET:
+            raise TypeError(f"{type(item).__name__}: field 'kind' is unset; allowed: a default, the name of its kind")
     lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(lines)
 
@@ -80,12 +93,14 @@ def decompress(data: bytes) -> bytes:
 
 
 class Lines(Generic[T]):
-    """A read part of a pack, of `Problem` or `Hidden`. An iteration has the order of the pack."""
+    """A read part of a pack: of `Problem` or `Hidden`, then each line is read as its kind's struct when it is asked for; or of
+    one kind alone, such as `FunctionProblem`. An iteration has the order of the pack."""
 
     def __init__(self, data: bytes, kind: type[T]) -> None:
         self._text = decompress(data)
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._places: dict[str, tuple[int, int, int]] = {}  # id → line number, start, end
+        self._kind = kind
+        self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
+        self._places: dict[str, tuple[int, int, int, str]] = {}  # id → line number, start, end, kind
         start = number = 0
         while start < len(self._text):
             end = self._text.find(b"\n", start)
@@ -95,7 +110,7 @@ class Lines(Generic[T]):
                 head = _HEADS.decode(memoryview(self._text)[start:end])
             except msgspec.DecodeError as error:
                 raise PackError(f"pack: line {number}: {error}") from None
-            self._places[head.id] = (number, start, end)
+            self._places[head.id] = (number, start, end, head.kind)
             start = end + 1
 
     def __len__(self) -> int:
@@ -108,31 +123,102 @@ class Lines(Generic[T]):
     def ids(self) -> list[str]:
         return list(self._places)
 
+    def kind(self, problem: str) -> str:
+        """KeyError for an id that the pack does not hold."""
+        return self._places[problem][3]
+
+    def but(self, kind: str) -> list[T]:
+        """Those of every other kind. Raises PackError."""
+        return [self[problem] for problem, (*_, own) in self._places.items() if own != kind]
+
     def __getitem__(self, problem: str) -> T:
         """KeyError for an id that the pack does not hold; PackError for a line that is no such object."""
-        number, start, end = self._places[problem]
+        number, start, end, kind = self._places[problem]
         try:
-            return self._decoder.decode(memoryview(self._text)[start:end])
-        except msgspec.DecodeError as error:
+            return self._decoder(kind).decode(memoryview(self._text)[start:end])
+        except (msgspec.DecodeError, ValueError) as error:  # ValueError: no environment here knows the kind
             raise PackError(f"pack: line {number}: {error}") from None
+
+    def _decoder(self, kind: str) -> msgspec.json.Decoder[T]:
+        if kind not in self._decoders:
+            self._decoders[kind] = msgspec.json.Decoder(_struct(self._kind, kind))
+        return self._decoders[kind]
 
     def __iter__(self) -> Iterator[T]:
         return (self[problem] for problem in self._places)
 
 
-def read_problems(data: bytes) -> list[Problem]:
-    """The public part, whole. Raises PackError."""
-    return list(Lines(data, Problem))
+def _struct(part: type[T], kind: str) -> type[T]:
+    """The struct of a line: of its kind, where `part` is of all kinds. Raises UnknownKind."""
+    of_function: dict[type[msgspec.Struct], type[Any]] = {Problem: FunctionProblem, Hidden: FunctionHidden}
+    if part not in of_function:
+        return part
+    if kind == "function":
+        return of_function[part]
+    from shared.problems import kinds
+
+    public, hidden = kinds.structs(kind)
+    return cast("type[T]", public if issubclass(public, part) else hidden)
 
 
-def read_hidden(data: bytes) -> list[Hidden]:
-    """The hidden part, whole. Raises PackError."""
-    return list(Lines(data, Hidden))
+@overload
+def read_problems(data: bytes) -> list[Problem]: ...
+@overload
+def read_problems(data: bytes, kind: type[P]) -> list[P]: ...
+def read_problems(data: bytes, kind: type[Any] = Problem) -> list[Any]:
+    """The public part, whole: of problems of every kind, or of one. Raises PackError."""
+    return list(Lines(data, kind))
+
+
+@overload
+def read_hidden(data: bytes) -> list[Hidden]: ...
+@overload
+def read_hidden(data: bytes, kind: type[H]) -> list[H]: ...
+def read_hidden(data: bytes, kind: type[Any] = Hidden) -> list[Any]:
+    """The hidden part, whole: as `read_problems`. Raises PackError."""
+    return list(Lines(data, kind))
+
+
+def refs(problem: Problem) -> list[Ref]:
+    """The objects that a problem needs, such as its tree."""
+    return [value for name in problem.__struct_fields__ if isinstance(value := getattr(problem, name), Ref)]
+
+
+def keep_trees(problems: Iterable[Problem], objects: Objects, folder: Path) -> None:
+    """Copy the objects that problems need into the folder of a pack. Raises OSError, ObjectMissing, ObjectDamaged."""
+    for ref in _distinct(problems):
+        if not (path := folder / ref.key).exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            objects.get_file(ref, path)
+
+
+def upload_trees(problems: Iterable[Problem], folder: Path, objects: Objects) -> None:
+    """Put the objects that problems need from the folder of a pack into the store, unless they are there. Raises OSError, and
+    PackError for one that neither has."""
+    for ref in _distinct(problems):
+        try:
+            if objects.head(ref.key).size == ref.size:
+                continue
+        except ObjectMissing:
+            pass
+        if not (path := folder / ref.key).is_file():
+            raise PackError(f"{path}: missing; a problem of the pack needs it; allowed: a pack with its folder trees/")
+        if (put := objects.put_file(ref.key, path)) != ref:
+            raise PackError(f"{path}: damaged: found {put.size} bytes, xxh3-128 {put.checksum}; the pack names {ref}")
+
+
+def _distinct(problems: Iterable[Problem]) -> list[Ref]:
+    return list({ref.key: ref for problem in problems for ref in refs(problem)}.values())
 
 
 def export_line(problem: Problem, hidden: Hidden) -> str:
     """One problem as a line of the documented JSONL, hidden part inside."""
     raw = msgspec.to_builtins(problem)
-    raw["hidden"] = msgspec.to_builtins(hidden.cases)
-    raw["solution"], raw["bug"] = hidden.solution, hidden.bug
+    if isinstance(hidden, FunctionHidden):
+        raw["hidden"] = msgspec.to_builtins(hidden.cases)
+        raw["solution"], raw["bug"] = hidden.solution, hidden.bug
+    else:
+        raw["hidden"] = {
+            name: value for name, value in msgspec.to_builtins(hidden).items() if name not in ("id", "kind")
+        }
     return msgspec.json.encode(raw).decode()

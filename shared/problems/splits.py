@@ -13,10 +13,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from importlib import resources
+from typing import TypeVar
 
 import xxhash
 
 from shared.problems.schema import Hidden, Problem
+
+P = TypeVar("P", bound=Problem)
+H = TypeVar("H", bound=Hidden)
 
 SPLITS = ("train", "rl", "dev", "held_out")
 HELD_OUT = 0.2  # of problems of one's own, unless told otherwise
@@ -48,10 +52,10 @@ def split_of(distribution: str, module: str) -> str:
     return "train"
 
 
-def own_splits(pairs: Iterable[tuple[Problem, Hidden]], held_out: float) -> dict[str, list[tuple[Problem, Hidden]]]:
+def own_splits(pairs: Iterable[tuple[P, H]], held_out: float) -> dict[str, list[tuple[P, H]]]:
     """`rl` and `held_out`, relatives together; `held_out` is the expected share, of relatives. By their hash alone, so that a
     problem stays where it is when others come or go; either split may be empty."""
-    splits: dict[str, list[tuple[Problem, Hidden]]] = {"rl": [], "held_out": []}
+    splits: dict[str, list[tuple[P, H]]] = {"rl": [], "held_out": []}
     for problem, hidden in pairs:
         relatives = problem.cell or problem.id
         held = xxhash.xxh3_64_intdigest(relatives.encode()) % 1000 < held_out * 1000

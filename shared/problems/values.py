@@ -141,14 +141,15 @@ def normalise(result: Any) -> Any:
     return result
 
 
-def outcome(result: Any, args: Sequence[Any], before: Callable[[], Sequence[Any]]) -> str:
-    """The text that a call is judged by: `encode(normalise(result))`; for a function that returns None and changed an
-    argument in place, the first changed list, dict or set. `before` yields an untouched copy of the arguments."""
+def outcome(result: Any, args: Sequence[Any], before: Callable[[], Sequence[Any]]) -> tuple[str, bool]:
+    """Return the text that a call is judged by, and whether it is a changed argument. For a function that returns None and
+    changed an argument in place, the text is the first changed list, dict or set, else `encode(normalise(result))`.
+    `before` yields an untouched copy of the arguments."""
     if result is None:
         for now, original in zip(args, before(), strict=True):
             if isinstance(now, (list, dict, set)) and (text := encode(now)) != encode(original):
-                return text
-    return encode(normalise(result))
+                return text, True
+    return encode(normalise(result)), False
 
 
 # The tree is what json.loads returns: dicts in it are tags, checked by `_tag`.

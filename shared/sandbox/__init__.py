@@ -1,17 +1,20 @@
 """Sandboxes: candidate code is hostile. It never runs outside one, never sees the network, credentials or the grader.
 
 `Functions` runs one function on many inputs (problems of kind `function`); expected outputs never enter the sandbox:
-the caller compares. `connect` gives one. `Sandboxes` starts a machine-like sandbox for commands (problems of kind
-`repository`); `connect_commands` gives one.
+the caller compares. `connect` gives one. shared.sandbox.contract has the sandboxes in which an agent lives (problems of kind
+`repository`); `connect_sandboxes` gives an adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from shared.sandbox import contract
+    from shared.sandbox.pods.objects import Cluster
     from shared.sandbox.pool import FunctionPool
 
 
@@ -22,7 +25,8 @@ class SandboxUnavailable(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Limits:
     time_s: float = 2.0  # wall clock for all calls of one run
-    cpu_s: float = 0.0  # processor time of one run, in whole seconds rounded up; 0: as time_s
+    # Processor time of all processes of a run together, in whole seconds rounded up; 0: as time_s.
+    cpu_s: float = 0.0
     call_s: float = 0.1  # processor time for one call
     memory_mb: int = 512
     processes: int = 16
@@ -31,11 +35,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """`value` is the tagged JSON text of what the call returned (shared.problems.values), or None and `error` names the
-    exception type (TypeError, Timeout, Unprintable, …)."""
+    """`value` is the tagged JSON text of what the call gave (shared.problems.values), or None and `error` names the
+    exception type (TypeError, Timeout, CpuLimit, Unprintable, …). `changed`: `value` is an argument that the call changed in place
+    while it returned None; False: the call returned `value`."""
 
     value: str | None
     error: str = ""
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,9 @@ class FunctionRun:
     stop_at_error: bool = False
 
 
+CANARY = FunctionRun(source="def f(): return 1", entry="f", args=("[]",))  # fails only where every run would
+
+
 class Functions(Protocol):
     async def run(self, runs: Sequence[FunctionRun]) -> list[list[CallResult]]:
         """One list of results per run, one result per call, in order. A run that died or hung has error results, never
@@ -58,38 +67,14 @@ class Functions(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    exit_code: int | None  # None: killed at the time limit
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    truncated: bool
-
-
-class Sandbox(Protocol):
-    """A running sandbox with a writable work directory."""
-
-    async def exec(self, argv: Sequence[str], *, time_s: float, stdin: bytes = b"") -> CommandResult: ...
-
-    async def write(self, path: str, data: bytes) -> None: ...
-
-    async def read(self, path: str, limit: int) -> bytes: ...
-
-    async def close(self) -> None: ...
-
-
-class Sandboxes(Protocol):
-    async def start(self, files: dict[str, bytes], limits: Limits) -> Sandbox: ...
-
-
 def connect(kind: str, workers: int) -> FunctionPool:
-    """`bubblewrap`, or `process` for code that you trust (explicit opt-in: ETUDE_SANDBOX=process). Starts nothing yet; the
-    first run raises SandboxUnavailable where the machine cannot isolate."""
+    """`bubblewrap`, or `process` for code that you trust (explicit opt-in: ETUDE_SANDBOX=process). `docker` and `kubernetes` are
+    for repositories alone: functions run in bubblewrap then. Starts nothing yet; the first run raises SandboxUnavailable where
+    the machine cannot isolate."""
     from shared.sandbox.pool import FunctionPool
     from shared.sandbox.slot import Slot
 
-    if kind == "bubblewrap":
+    if kind in ("bubblewrap", "docker", "kubernetes"):
         from shared.sandbox import bubblewrap
 
         return FunctionPool(lambda n: Slot(lambda: bubblewrap.start(n), bubblewrap.standard_module_paths), workers)
@@ -97,16 +82,46 @@ def connect(kind: str, workers: int) -> FunctionPool:
         from shared.sandbox import process
 
         return FunctionPool(lambda _: Slot(process.start, lambda top: ()), workers)
-    raise ValueError(f"sandbox: found {kind!r}; allowed: bubblewrap, process")
+    raise ValueError(f"sandbox: found {kind!r}; allowed: bubblewrap, docker, kubernetes, process")
 
 
-def connect_commands(kind: str) -> Sandboxes:
-    """`bubblewrap`; commands of a repository never run as bare processes."""
+def open_sandboxes(
+    kind: str,
+    state: Path | None = None,
+    bases: Callable[[str], Path] | None = None,
+    cluster: Cluster | None = None,
+) -> contract.Sandboxes:
+    """Return the adapter for sandboxes in which an agent lives (shared.sandbox.contract): `bubblewrap`, `docker` or `kubernetes`.
+    `state`: the folder for files of its sandboxes; None: one in the directory for temporary files. `bases`: gives the unpacked
+    folder of an image (`base:<digest>`); None: there are the host's programs alone. Only bubblewrap uses these two. `cluster`:
+    where pods run; None: as its defaults say. Starts nothing yet."""
     if kind == "bubblewrap":
-        from shared.sandbox.commands import BubblewrapSandboxes
+        from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 
-        return BubblewrapSandboxes()
-    raise ValueError(f"sandbox for commands: found {kind!r}; allowed: bubblewrap")
+        return BubblewrapSandboxes(state, bases)
+    if kind == "docker":
+        from shared.sandbox.containers.sandboxes import ContainerSandboxes
+
+        return ContainerSandboxes()
+    if kind == "kubernetes":
+        from shared.sandbox.pods.objects import Cluster
+        from shared.sandbox.pods.sandboxes import PodSandboxes
+
+        return PodSandboxes(cluster or Cluster())
+    raise ValueError(f"sandboxes: found {kind!r}; allowed: bubblewrap, docker, kubernetes")
+
+
+def connect_sandboxes(
+    kind: str,
+    state: Path | None = None,
+    bases: Callable[[str], Path] | None = None,
+    cluster: Cluster | None = None,
+) -> contract.Sandboxes:
+    """Return what `open_sandboxes` does, for callers in any event loop and in several. `kind`: the setting ETUDE_SANDBOX; an agent
+    never works in bare processes, so `process` gives `bubblewrap`."""
+    from shared.sandbox.any_loop import AnyLoopSandboxes
+
+    return AnyLoopSandboxes(open_sandboxes("bubblewrap" if kind == "process" else kind, state, bases, cluster))
 
 
 def tagged(value: Any) -> str:

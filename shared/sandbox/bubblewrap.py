@@ -21,8 +21,9 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from shared import namespaces
 from shared.problems import values
-from shared.sandbox import SandboxUnavailable, inside
+from shared.sandbox import SandboxUnavailable, inside, meter
 from shared.sandbox.inside import confine, nursery
 from shared.sandbox.slot import START_S, Nursery
 
@@ -33,10 +34,16 @@ _HOME = "/etude"  # the harness inside the sandbox; its tree mirrors the project
 _LEFT_OUT = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3", "tkinter")
 WAY_OUT = (
     "install bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap) and allow user namespaces "
-    "(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu); in a container see "
-    "docs/sandboxes.md, In containers (seccomp=infra/docker/seccomp-worker.json, apparmor=unconfined); on Windows use WSL2. "
+    "(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu); in a container see docs/sandboxes.md, In containers "
+    "(seccomp=infra/docker/seccomp-worker.json, apparmor=unconfined, systempaths=unconfined); on Windows use WSL2. "
     "For code that you trust only: ETUDE_SANDBOX=process"
 )
+
+
+def refused(what: str, said: str) -> SandboxUnavailable:
+    """Return the error for a sandbox that did not start. `said`: by bubblewrap or the loop; it often shows what is missing."""
+    found = namespaces.hint(said)
+    return SandboxUnavailable(f"{what}: {said}; {f'{found}; ' if found else ''}{WAY_OUT}")
 
 
 def require_linux() -> None:
@@ -62,8 +69,8 @@ def interpreter() -> Path:
 
 
 @functools.cache
-def _libraries(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths of every shared library that the files load, as the loader will look for them."""
+def shared_libraries(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths of every shared library that the files load, as the loader will look for them."""
     out = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
     found: dict[str, None] = {}
     for line in out.splitlines():
@@ -76,11 +83,11 @@ def _libraries(files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _runtime() -> tuple[str, ...]:
+def runtime() -> tuple[str, ...]:
     """bubblewrap arguments that mount the interpreter, its standard library and their shared libraries, nothing else."""
     binary, stdlib = interpreter(), Path(sysconfig.get_path("stdlib"))
     dynload = sorted(str(path) for path in (stdlib / "lib-dynload").glob("*.so"))
-    binds = [(path, path) for path in (str(stdlib), str(binary), *_libraries((str(binary), *dynload)))]
+    binds = [(path, path) for path in (str(stdlib), str(binary), *shared_libraries((str(binary), *dynload)))]
     binds += [(str(Path(values.__file__)), f"{_HOME}/shared/problems/values.py")]
     binds += [(str(Path(inside.__file__).parent), f"{_HOME}/shared/sandbox/inside")]
     parents = {parent for _, target in binds for parent in Path(target).parents} | {Path("/dev")}
@@ -118,7 +125,7 @@ def start(number: int) -> Nursery:
     arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]  # within the namespace, for the nursery alone
     if as_root:
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    arguments += [*_runtime(), "--remount-ro", "/", "--chdir", "/", "--clearenv"]
+    arguments += [*runtime(), "--remount-ro", "/", "--chdir", "/", "--clearenv"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -154,10 +161,11 @@ def start(number: int) -> Nursery:
                 Path(f"/proc/{pid}/{name}").write_text(f"{nursery.UID} {uid} 1")
             control.send(b"+")
         started.expect(b"ready")
+        started.meter = meter.of(pid)
     except (OSError, ValueError, KeyError) as error:
         reason = started.last_words()
         started.kill()
-        raise SandboxUnavailable(f"bubblewrap did not start: {reason or error!r}; {WAY_OUT}") from None
+        raise refused("bubblewrap did not start", reason or repr(error)) from None
     return started
 
 

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from shared.problems import values
-from shared.sandbox import SandboxUnavailable, inside
+from shared.sandbox import SandboxUnavailable, inside, meter
 from shared.sandbox.bubblewrap import ENVIRONMENT, PYTHON_FLAGS, interpreter, require_linux
 from shared.sandbox.inside import nursery
 from shared.sandbox.slot import START_S, Nursery
@@ -59,6 +59,7 @@ def start() -> Nursery:
     control.settimeout(START_S)
     try:
         started.expect(b"ready")
+        started.meter = meter.of(process.pid)
     except (OSError, ValueError) as error:
         reason = started.last_words()
         started.kill()

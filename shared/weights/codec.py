@@ -24,9 +24,9 @@ if sys.byteorder != "little":  # the format is little-endian, and so is every ma
     raise ImportError("shared.weights needs a little-endian machine")
 
 LEVEL = 1  # higher levels gain about 2 % of size for several times the time
-TRY_SPARSE_BELOW = (
-    0.5  # share of changed elements above which DENSE is the smaller (measured: they cross near one half)
-)
+# Share of changed elements at which DENSE becomes the smaller: near one half, a little earlier or later with what the changes
+# are. Between these two both are made, and the smaller one is kept; outside one of them is enough.
+SPARSE_BELOW, DENSE_ABOVE = 0.25, 0.5
 
 
 class Encoding(StrEnum):
@@ -48,22 +48,42 @@ def bits(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(unsigned)
 
 
-def _shuffle(values: np.ndarray) -> bytes:
-    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.dtype.itemsize).T).tobytes()
+def _shuffle(values: np.ndarray) -> np.ndarray:
+    """Return all lowest bytes, then all second bytes, and so on: [itemsize x values] uint8."""
+    planes = np.empty((values.dtype.itemsize, len(values)), np.uint8)
+    for place, plane in enumerate(planes):
+        np.right_shift(values, 8 * place, out=plane, casting="unsafe")
+    return planes.reshape(-1)
 
 
 def _unshuffle(data: memoryview, dtype: np.dtype) -> np.ndarray:
+    """Inverse of `_shuffle`. High bytes are mostly all zero, and then cost nothing."""
     planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1)
-    return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+    values = planes[0].astype(dtype)
+    for place in range(1, dtype.itemsize):
+        if planes[place].any():
+            values |= planes[place].astype(dtype) << 8 * place
+    return values
 
 
 def _zigzag(difference: np.ndarray) -> np.ndarray:
     sign = difference >> (difference.dtype.itemsize * 8 - 1)
-    return (difference << 1) ^ (0 - sign)
+    values = difference << 1
+    values ^= np.negative(sign, out=sign)
+    return values
 
 
 def _unzigzag(values: np.ndarray) -> np.ndarray:
     return (values >> 1) ^ (0 - (values & 1))
+
+
+def _positions(gaps: np.ndarray, size: int) -> np.ndarray:
+    """Return the changed indices [changed] int64. Raises Undecodable unless they rise strictly from 0 or more to below `size`."""
+    where = np.cumsum(gaps, dtype=np.int64)
+    # A sum that wraps around cannot hide: it falls.
+    if where[0] < 0 or where[-1] >= size or (where[1:] <= where[:-1]).any():
+        raise Undecodable("changed indices do not rise or leave the tensor")
+    return where
 
 
 def _gap_type(size: int) -> np.dtype:
@@ -71,23 +91,35 @@ def _gap_type(size: int) -> np.dtype:
 
 
 def encode(previous: np.ndarray, current: np.ndarray) -> tuple[Encoding, bytes, int]:
-    """Returns (encoding, bytes, number of changed elements), the smaller one of DENSE and SPARSE.
+    """Return (encoding, bytes, number of changed elements). Both arrays have the same shape and dtype.
 
-    Both arrays have the same shape and dtype."""
+    The share of changed elements chooses: below SPARSE_BELOW it is SPARSE, from DENSE_ABOVE on DENSE. Between the two both are
+    made and the smaller one is returned."""
     before, after = bits(previous), bits(current)
-    difference = after - before
-    changed = np.flatnonzero(difference)
+    changed = np.flatnonzero(before != after)
+    share = len(changed) / max(1, len(before))
     if not len(changed):
         return Encoding.same, b"", 0
-    compressor = zstandard.ZstdCompressor(level=LEVEL)
-    if len(changed) < TRY_SPARSE_BELOW * len(difference):
-        gaps = np.diff(changed, prepend=0).astype(_gap_type(len(difference)))
-        sparse = compressor.compress(_shuffle(gaps) + _shuffle(_zigzag(difference[changed])))
-        dense = compressor.compress(_shuffle(_zigzag(difference)))
-        if len(sparse) < len(dense):
-            return Encoding.sparse, sparse, len(changed)
-        return Encoding.dense, dense, len(changed)
-    return Encoding.dense, compressor.compress(_shuffle(_zigzag(difference))), len(changed)
+    found = []
+    if share < DENSE_ABOVE:
+        found.append((Encoding.sparse, _sparse(before, after, changed)))
+    if share >= SPARSE_BELOW:
+        found.append((Encoding.dense, _compress(_shuffle(_zigzag(after - before)))))
+    encoding, data = min(found, key=lambda pair: len(pair[1]))
+    return encoding, data, len(changed)
+
+
+def _sparse(before: np.ndarray, after: np.ndarray, changed: np.ndarray) -> bytes:
+    gaps = np.empty(len(changed), _gap_type(len(before)))
+    gaps[0] = changed[0]
+    np.subtract(changed[1:], changed[:-1], out=gaps[1:], casting="unsafe")
+    difference = after[changed]
+    difference -= before[changed]
+    return _compress(np.concatenate((_shuffle(gaps), _shuffle(_zigzag(difference)))))
+
+
+def _compress(data: np.ndarray) -> bytes:
+    return zstandard.ZstdCompressor(level=LEVEL).compress(data.data)
 
 
 def unpack(data: bytes | memoryview, size: int) -> bytes:
@@ -117,10 +149,7 @@ def decode(previous: np.ndarray, encoding: Encoding, data: bytes | memoryview, c
             raise Undecodable(f"{changed} changed elements of {len(before)}")
         split = changed * gap_type.itemsize
         raw = memoryview(unpack(data, split + changed * width))
-        where = np.cumsum(_unshuffle(raw[:split], gap_type), dtype=np.uint64)
-        # A wrapped sum cannot hide: indices must rise strictly and stay inside.
-        if where[-1] >= len(before) or (where[1:] <= where[:-1]).any():
-            raise Undecodable("changed indices do not rise or leave the tensor")
+        where = _positions(_unshuffle(raw[:split], gap_type), len(before))
         after = before.copy()
         after[where] += _unzigzag(_unshuffle(raw[split:], before.dtype))
     else:

@@ -6,14 +6,19 @@ The bits are written as they are. A file appears whole or not at all.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from shared.weights.codec import bits
 from shared.weights.manifest import Tensors, dtype_name
 
 SHARD_BYTES = 5 << 30  # as transformers writes them
+Heads = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> safetensors' dtype and shape, in order
+_BYTES = {"BF16": 2, "F32": 4}
 
 
 def write_tensors(tensors: Tensors, directory: Path, *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
@@ -44,24 +49,36 @@ def _shards(tensors: Tensors, most: int) -> Iterator[list[str]]:
 
 
 def _write(tensors: Tensors, names: Sequence[str], path: Path) -> Path:
+    heads = {name: (dtype_name(name, tensors[name]), tensors[name].shape) for name in names}
+    return stream_tensors(path, heads, ((name, tensors[name]) for name in names))
+
+
+def stream_tensors(path: Path, heads: Heads, tensors: Iterable[tuple[str, np.ndarray]]) -> Path:
+    """One file of tensors that come one at a time, in the order of `heads`. Raises ValueError where one is not what its head
+    says."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name in names:
-        array = tensors[name]
-        span = [offset, offset + array.nbytes]
-        header[name] = {"dtype": dtype_name(name, array), "shape": list(array.shape), "data_offsets": span}
-        offset += array.nbytes
+    for name, (dtype, shape) in heads.items():
+        end = offset + math.prod(shape) * _BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    _place(path, (part for part in _bytes(tensors, names, text)))
+    _place(path, _bytes(text, heads, tensors))
     return path
 
 
-def _bytes(tensors: Tensors, names: Sequence[str], header: bytes) -> Iterator[bytes]:
+def _bytes(header: bytes, heads: Heads, tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[bytes]:
     yield len(header).to_bytes(8, "little")
     yield header
-    for name in names:
-        yield bits(tensors[name]).tobytes()
+    left = iter(heads.items())
+    for name, array in tensors:
+        wanted = next(left, None)
+        if wanted != (name, (dtype_name(name, array), tuple(array.shape))):
+            raise ValueError(f"tensor {name!r} is {dtype_name(name, array)} {array.shape}; its place is for {wanted}")
+        yield bits(array).tobytes()
+    if (wanted := next(left, None)) is not None:
+        raise ValueError(f"tensor {wanted[0]!r} did not come")
 
 
 def _place(path: Path, parts: Sequence[bytes] | Iterator[bytes]) -> None:

@@ -73,7 +73,7 @@ def _safetensors(tensors: Tensors, names: Sequence[str]) -> tuple[bytes, dict[st
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    data = b"".join([len(text).to_bytes(8, "little"), text, *(bits(tensors[name]).tobytes() for name in names)])
+    data = b"".join([len(text).to_bytes(8, "little"), text, *(bits(tensors[name]).data for name in names)])
     starts = {name: start + header[name]["data_offsets"][0] for name in names}  # type: ignore[index]
     return data, starts
 

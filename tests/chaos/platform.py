@@ -24,7 +24,7 @@ from services.scheduler.audit import Report, audit
 from shared import bus as buses
 from shared import ledger
 from shared.contracts import topics
-from shared.contracts.messages import RunControl
+from shared.contracts.messages import RunCommand
 from shared.contracts.run import ScheduleConfig
 from shared.ledger.models import Event, Run, Trained
 from shared.ledger.models import Incarnation as IncarnationRow
@@ -34,7 +34,7 @@ from tests.end_to_end import problems
 STARTED = ("scheduler", "curator", "trainer", "inference", "reward", "grader", "rollout")
 MODULES = dict(SERVICES)
 COPIES = 4  # of each of 225 problems: enough for some minutes
-IDLE = frozenset({"groups", "a run to be started (runs.control)"})  # waiting for work is being well
+IDLE = frozenset({"groups", "a run to be started (runs.state)"})  # waiting for work is being well
 LOOK_S = 0.2
 ASK_S = 3.0  # for an answer of /readyz; a service that needs longer has lost its loop
 
@@ -128,7 +128,7 @@ class Platform:
     async def stop_run(self, within_s: float) -> None:
         bus = buses.connect(self.settings.bus_url, client="chaos")
         try:
-            await bus.publish(topics.RUNS_CONTROL, self.run, RunControl(run=self.run, action="stop"))
+            await bus.publish(topics.RUNS_COMMANDS, self.run, RunCommand(run=self.run, action="stop"))
         finally:
             await bus.close()
         await until(self.ended, "the run to end", within_s)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.chaos.__main__ import arguments, strike
+from tests.chaos.__main__ import END_WITHIN_S, arguments, strike
+from tests.chaos.damage import damage
+from tests.chaos.platform import MODULES, running, until
 from tests.chaos.report import show, sound
 from tests.servers import own_platform
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
 NIGHTLY = pytest.mark.nightly
 
 
@@ -42,3 +44,20 @@ def test_a_run_that_is_struck_loses_nothing_and_goes_on(what: str, tmp_path: Pat
     outcomes, report, trouble = asyncio.run(strike(arguments(what.split()), tmp_path / "state", console))
     show(outcomes, report, trouble, console)
     assert sound(outcomes, report, trouble), console.export_text()
+
+
+def test_a_run_whose_newest_version_is_damaged_for_good_or_lost_goes_on_by_itself(tmp_path: Path) -> None:
+    """On embedded adapters, with two engines."""
+
+    async def scenario(console: Console) -> None:
+        async with running(tmp_path / "state", seed=1, patience_s=300.0) as platform:
+            platform.start("inference-2", MODULES["inference"])
+            await until(lambda: platform.well("inference-2"), "inference-2 to be well", 120.0)
+            outcomes = [await damage(platform, "flipped"), await damage(platform, "deleted")]
+            await platform.stop_run(END_WITHIN_S)
+            report = platform.audit()
+        show(outcomes, report, "", console)
+        assert sound(outcomes, report), console.export_text()
+
+    console = Console(record=True, width=160)
+    asyncio.run(scenario(console))

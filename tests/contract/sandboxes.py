@@ -7,13 +7,17 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.sandbox import Sandboxes, connect, connect_commands
+from shared.sandbox import connect, contract
+from shared.sandbox.any_loop import AnyLoopSandboxes
+from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 from shared.sandbox.pool import FunctionPool
 from shared.sandbox.slot import Slot
+from tests import cluster, docker_engine
 
 WORKERS = 2
 
@@ -29,8 +33,10 @@ class OfFunctions:
 
 
 @dataclass(frozen=True, slots=True)
-class OfCommands:
-    make: Callable[[], Sandboxes]
+class OfAgents:
+    """Sandboxes that live on. `make`: gets a folder for their files."""
+
+    make: Callable[[Path], contract.Sandboxes]
     missing: str = ""
 
 
@@ -46,10 +52,15 @@ FUNCTIONS = {
     "bubblewrap": OfFunctions(lambda: connect("bubblewrap", WORKERS), _kill_nurseries, NO_BWRAP),
     "process": OfFunctions(lambda: connect("process", WORKERS), _kill_nurseries),
 }
-COMMANDS = {"bubblewrap": OfCommands(lambda: connect_commands("bubblewrap"), NO_BWRAP)}
+AGENTS = {
+    "bubblewrap": OfAgents(lambda state: BubblewrapSandboxes(state, warm=0), NO_BWRAP),
+    "bubblewrap, from any loop": OfAgents(lambda state: AnyLoopSandboxes(BubblewrapSandboxes(state, warm=0)), NO_BWRAP),
+    "docker": OfAgents(lambda state: docker_engine.sandboxes()),  # it skips where no engine answers
+    "kubernetes": OfAgents(lambda state: cluster.sandboxes()),  # against a server of the test: tests/cluster.py
+}
 
 
-def every(adapters: Mapping[str, OfFunctions] | Mapping[str, OfCommands]) -> list[Any]:
+def every(adapters: Mapping[str, OfFunctions] | Mapping[str, OfAgents]) -> list[Any]:
     """As parameters of a fixture."""
     return [
         pytest.param(adapter, id=name, marks=pytest.mark.skipif(bool(adapter.missing), reason=adapter.missing))

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from shared.bus import BusUnavailable, Delivery, dead_letters
 from shared.bus.batching import batches
 from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
-from shared.contracts.messages import Alert, RunControl
+from shared.contracts.messages import Alert, RunCommand
 from shared.contracts.topics import Topic
 from tests.contract.bus_world import World, alert, go, nothing_comes, take, texts, world
 
@@ -141,8 +141,12 @@ def test_the_lowest_contiguous_offset_is_committed_when_acknowledgements_come_ou
         assert await bus.lag([world.topic], world.group) == {world.topic.name: 4}
         got[2].done()
         assert await bus.lag([world.topic], world.group) == {world.topic.name: 2}
+        (before,) = [at for at in (await bus.standing([world.topic], world.group)).values() if at.end > at.acknowledged]
+        assert before.acknowledged == got[4].offset
         got[4].done()
         assert await bus.lag([world.topic], world.group) == {world.topic.name: 0}
+        after = await bus.standing([world.topic], world.group)
+        assert all(at.acknowledged >= at.end for at in after.values())
         await deliveries.aclose()
 
     go(scenario)
@@ -215,7 +219,7 @@ UNREADABLE = {
     "another major": Raw(b"{}", {"schema": "x/9.0"}),
     "no JSON": Raw(b"\xff\x00{", {"schema": "x/1.0"}),
     "a field of another type": Raw(b'{"type":"Alert","run":1}', {"schema": "x/1.0"}),
-    "a foreign message": Raw(b'{"type":"RunControl","run":"r","action":"stop"}', {"schema": "x/1.0"}),
+    "a foreign message": Raw(b'{"type":"RunCommand","run":"r","action":"stop"}', {"schema": "x/1.0"}),
     "deep nesting": Raw(b'{"a":' * 5000, {"schema": "x/1.0"}),
 }
 
@@ -255,8 +259,8 @@ def test_a_message_above_64_kib_or_of_a_foreign_type_is_refused_at_the_producer(
         bus = world.open()
         with pytest.raises(MessageTooLarge):
             await bus.publish(world.topic, "k", alert("x" * MAX_BYTES))
-        with pytest.raises(TypeError, match="carries Alert, not RunControl"):
-            await bus.publish(world.topic, "k", RunControl(run="r", action="stop"))
+        with pytest.raises(TypeError, match="carries Alert, not RunCommand"):
+            await bus.publish(world.topic, "k", RunCommand(run="r", action="stop"))
         with pytest.raises(MessageTooLarge):  # all or nothing: the good one is not sent either
             await bus.publish_many([(world.topic, "k", alert("good")), (world.topic, "k", alert("x" * MAX_BYTES))])
         await bus.publish(world.topic, "k", alert("x" * (MAX_BYTES - 200)))

@@ -247,6 +247,7 @@ def test_a_clock_that_jumps_loses_and_holds_up_nothing(world, go, monkeypatch, j
     go(scenario)
 
 
+@pytest.mark.alone
 def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go):
     async def scenario():
         bus = world.open()
@@ -280,6 +281,7 @@ def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go
     go(scenario)
 
 
+@pytest.mark.alone
 def test_after_a_hang_that_outlasts_the_patience_of_publishers_they_publish_again(world, go, monkeypatch):
     """What fails first must not keep what else hangs from being given up: a producer has batches for many partitions."""
     monkeypatch.setattr(kafka, "PUBLISH_WITHIN_MS", 3_000)
@@ -307,6 +309,7 @@ def test_after_a_hang_that_outlasts_the_patience_of_publishers_they_publish_agai
     go(scenario)
 
 
+@pytest.mark.alone
 def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go):
     async def scenario():
         bus = world.open()
@@ -329,6 +332,7 @@ def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["stopped", "frozen"])
+@pytest.mark.alone
 def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, tmp_path, monkeypatch, frozen):
     monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
 

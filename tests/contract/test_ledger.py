@@ -1,4 +1,4 @@
-"""The ledger's own promises, held by the database: the same on SQLite and PostgreSQL."""
+"""The ledger's own promises, held by the database: the same on SQLite, on PostgreSQL, and through a pooler."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from sqlalchemy import Engine, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from shared import ledger
-from shared.contracts.messages import Verdict
+from shared.contracts.codec import SCHEMA_HEADER, decode
+from shared.contracts.life import RunState
+from shared.contracts.messages import RunStatus, Verdict
 from shared.contracts.run import Ref
+from shared.contracts.topics import RUNS_STATE
 from shared.ledger import models
 from shared.ledger.migrate import HEAD
 from shared.ledger.transitions import GROUP_MOVES, AttemptState, GroupState, Place, may_become
-from tests.unit.scheduler.ledgers import KINDS, ledger_url, opened, unguarded
+from tests.unit.scheduler.ledgers import ALL, ledger_url, opened, unguarded
 
 REF = Ref(key="k", size=3, checksum="c" * 32)
 T: dict[str, Any] = models.Base.metadata.tables
@@ -43,10 +46,22 @@ VERDICT = {
 }  # fmt: skip
 STEP = {"run_id": "r", "incarnation": 0, "step": 1, "serial": 1, "committed_at": 0.0, "metrics": {}}
 FACT = {"run_id": "r", "group_id": "g", "incarnation": 0, "step": 1, "reported_age": 0}
+BACK_TO_0004 = (
+    "ALTER TABLE replicas DROP COLUMN damaged",
+    "ALTER TABLE replicas DROP COLUMN serving",
+    "ALTER TABLE attempts DROP COLUMN sampled",
+    "ALTER TABLE attempts DROP COLUMN grading_s",
+    "ALTER TABLE attempts DROP COLUMN grade_at",
+    *(
+        f"ALTER TABLE attempts DROP COLUMN {name}"
+        for name in ("checkpoint", "asked_at", "repeats", "gradings", "overtaken_at")
+    ),
+    "DROP TABLE listening",
+)
 EVENT = {"run_id": "r", "sequence": 1, "at": 0.0, "kind": "k", "subject": "s", "epoch": 0, "data": {}}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=ALL)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     with opened(request.param, tmp_path) as engine:
         put(engine, runs=RUN, packs={"run_id": "r", "pack_hash": "h", "pack": REF, "pack_hidden": REF})
@@ -96,6 +111,7 @@ def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engin
             "ALTER TABLE groups RENAME COLUMN versions TO oldest_versions",
             "ALTER TABLE attempts DROP COLUMN newest_version",
             "ALTER TABLE runs DROP COLUMN drain",
+            *BACK_TO_0004,
             "UPDATE alembic_version SET version_num = '0001'",
         ):
             connection.execute(text(statement))
@@ -109,12 +125,37 @@ def test_a_ledger_of_the_first_release_is_brought_up_with_its_rows(engine: Engin
         assert connection.execute(select(T["runs"].c.drain)).scalars().all() == [True]
 
 
+def test_runs_of_before_are_announced_to_the_services_of_this_release(engine: Engine) -> None:
+    put(engine, runs=RUN | {"run_id": "r-none", "config": None})
+    configured = {"run_id": "r", "subject": "", "epoch": 0, "data": {}}
+    for sequence, (kind, at) in enumerate((("run.configured", 5.0), (f"run.{RUN['state']}", 7.0)), 100):
+        put(engine, events=configured | {"sequence": sequence, "kind": kind, "at": at})
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0008'"))
+    ledger.upgrade(engine)
+    with engine.begin() as connection:
+        (row,) = connection.execute(select(T["outbox"])).all()
+        last = connection.execute(select(T["runs"].c.last_message).where(T["runs"].c.run_id == "r")).scalar()
+    status = decode(RUNS_STATE, row.message, {SCHEMA_HEADER: "runs.state/1.0"})
+    assert status == RunStatus(
+        run="r",
+        state=RunState(RUN["state"]),
+        number=7000,
+        configs=[RUN["config"]],
+        started=5.0,
+        since=7.0,
+        reason=RUN["reason"],
+    )
+    assert (row.topic, row.key, row.sequence, row.published_at) == ("runs.state", "r", last, None)
+
+
 def test_a_ledger_without_guards_gets_them_and_keeps_its_rows(engine: Engine) -> None:
     put(engine, steps=STEP)
     put(engine, events=EVENT, trained=FACT, verdicts=VERDICT)
     unguarded(engine)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE runs DROP COLUMN drain"))
+        for statement in ("ALTER TABLE runs DROP COLUMN drain", *BACK_TO_0004):
+            connection.execute(text(statement))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
         connection.execute(text("UPDATE trained SET reported_age = 3"))  # nothing refuses it yet
     ledger.upgrade(engine)
@@ -255,7 +296,7 @@ def test_structures_come_back_as_they_went_in(engine: Engine) -> None:
         assert connection.execute(select(T["attempts"].c.trajectory)).scalar() is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_a_reader_sees_one_snapshot_and_cannot_write(kind: str, tmp_path: Path) -> None:
     with ledger_url(kind, tmp_path) as url:
         writer = ledger.connect(url)
@@ -272,7 +313,7 @@ def test_a_reader_sees_one_snapshot_and_cannot_write(kind: str, tmp_path: Path) 
         writer.dispose()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_two_processes_may_migrate_at_once(kind: str, tmp_path: Path) -> None:
     with ledger_url(kind, tmp_path) as url:
         engines = [ledger.connect(url) for _ in range(8)]

@@ -15,19 +15,23 @@ import textwrap
 import threading
 import tracemalloc
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.trainer import checkpoints
 from shared.contracts.run import Ref
-from shared.objects import ObjectDamaged, ObjectMissing, Objects, connect, directory, keys
+from shared.objects import ObjectDamaged, ObjectMissing, Objects, ObjectsUnavailable, connect, directory, keys
 from shared.objects.directory import DirectoryObjects
 from shared.objects.s3 import CHECKSUM, S3Objects
 from tests.servers import need
+from tests.unconditional import unconditional
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -321,11 +325,19 @@ def test_an_url_that_is_none_says_what_is_allowed(url):
         connect(url)
 
 
-class LosesAnswers:
-    """Before a server: passes everything on, and drops the connection instead of the answer to the first PUT."""
+_ERROR = b"<Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>"
+DENIED = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_ERROR),
+    _ERROR,
+)
 
-    def __init__(self, host: str, port: int) -> None:
-        self.to, self.lost = (host, port), 0
+
+class SpoilsAnswers:
+    """Before a server: passes everything on but the answers to the first PUTs. `instead`: what the client is sent in place of
+    each; after that, or where it is empty, the connection is dropped."""
+
+    def __init__(self, host: str, port: int, instead: bytes = b"", times: int = 1) -> None:
+        self.to, self.lost, self.instead, self.times = (host, port), 0, instead, times
         self.server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
         threading.Thread(target=self.serve, daemon=True).start()
@@ -347,27 +359,88 @@ class LosesAnswers:
                     return
                 if source is client:
                     asked = data[:3] if data[:4] in (b"PUT ", b"GET ", b"HEAD") else asked
-                elif asked == b"PUT" and not self.lost:
+                elif asked == b"PUT" and self.lost < self.times:
                     self.lost += 1
+                    client.sendall(self.instead)
                     return
                 sink.sendall(data)
 
 
-def test_a_conditional_put_whose_answer_was_lost_still_knows_that_it_won(prefix, monkeypatch):
+@contextlib.contextmanager
+def spoilt(monkeypatch: pytest.MonkeyPatch, **how: Any) -> Iterator[tuple[Objects, SpoilsAnswers]]:
+    """Yield the store behind SpoilsAnswers."""
     found = need("ETUDE_OBJECTS")
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     bucket, _, server = found["ETUDE_OBJECTS"].removeprefix("s3://").partition("@")
     connect(found["ETUDE_OBJECTS"])  # makes the bucket: no answer to lose there
     host, _, port = server.partition(":")
-    proxy = LosesAnswers(host, int(port))
+    proxy = SpoilsAnswers(host, int(port), **how)
     with proxy.server:
-        objects = connect(f"s3://{bucket}@{proxy.address}")
+        yield connect(f"s3://{bucket}@{proxy.address}"), proxy
+
+
+def test_a_put_that_is_denied_in_passing_is_tried_again(prefix, tmp_path, monkeypatch):
+    """MinIO denies a put whose folder a delete removes at that moment."""
+    (tmp_path / "file").write_bytes(b"file")
+    puts = {
+        "put": lambda objects, key: objects.put(key, b"put"),
+        "put_file": lambda objects, key: objects.put_file(key, tmp_path / "file"),
+        "put_if_absent": lambda objects, key: objects.put_if_absent(key, b"put"),
+    }
+    for name, put in puts.items():
+        with spoilt(monkeypatch, instead=DENIED, times=2) as (objects, proxy):
+            ref = put(objects, f"{prefix}/{name}")
+            assert proxy.lost == 2
+            assert len(objects.get(ref)) == ref.size
+
+
+def test_a_put_that_is_always_denied_says_which_rights_the_key_needs(prefix, monkeypatch):
+    with spoilt(monkeypatch, instead=DENIED, times=99) as (objects, _):
+        with pytest.raises(ObjectsUnavailable, match="give it a policy"):
+            objects.put(f"{prefix}/key", b"put")
+
+
+def test_a_conditional_put_whose_answer_was_lost_still_knows_that_it_won(prefix, monkeypatch):
+    with spoilt(monkeypatch) as (objects, proxy):
         first = objects.put_if_absent(f"{prefix}/claim", b"mine")
         assert proxy.lost == 1
         assert first is not None
         assert objects.put_if_absent(f"{prefix}/claim", b"theirs") is None
         assert objects.get(first) == b"mine"
+
+
+def test_a_store_that_ignores_the_condition_of_a_put_is_refused_by_each_process_at_its_first(prefix, monkeypatch):
+    """Else two trainers would hold one incarnation, and two graders the first verdict."""
+    found = need("ETUDE_OBJECTS")
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    connect(found["ETUDE_OBJECTS"])  # makes the bucket
+    with unconditional(found["ETUDE_OBJECTS"]) as address:
+        objects = connect(address)
+        assert objects.get(objects.put(f"{prefix}/any", b"plain")) == b"plain"
+        for _ in range(2):
+            with pytest.raises(ObjectsUnavailable, match="If-None-Match"):
+                objects.put_if_absent(f"{prefix}/claim", b"mine")
+
+
+def test_a_claim_by_eight_at_once_is_held_by_none_on_a_store_that_ignores_conditions(monkeypatch):
+    found = need("ETUDE_OBJECTS")
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    connect(found["ETUDE_OBJECTS"])
+    run, nothing = f"r-{uuid.uuid4().hex}", checkpoints.Resume(None, None, frozenset())
+
+    def claim(address: str) -> int | None:
+        try:
+            return checkpoints.claim(connect(address), run, "trainer", nothing).incarnation
+        except (ObjectsUnavailable, ObjectDamaged):  # damaged: another claim replaced it between two reads
+            return None
+
+    with unconditional(found["ETUDE_OBJECTS"]) as address, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(claim, [address] * 8)) == {None}
+        claimed = [number for number in pool.map(claim, [found["ETUDE_OBJECTS"]] * 8) if number is not None]
+    assert len(claimed) == len(set(claimed)) == 8
 
 
 def test_a_file_of_many_parts_goes_through_little_memory(objects, prefix, tmp_path):

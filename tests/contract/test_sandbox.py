@@ -131,7 +131,8 @@ def test_usual_modules_are_given_and_others_can_be_imported(functions: FunctionP
 
 
 def test_changed_arguments_and_iterators_are_results(functions: FunctionPool) -> None:
-    assert call(functions, "def f(x): x.append(1)", [[0]]) == [CallResult("[0, 1]")]
+    assert call(functions, "def f(x): x.append(1)", [[0]]) == [CallResult("[0, 1]", changed=True)]
+    assert call(functions, "def f(x): x.append(1); return x", [[0]]) == [CallResult("[0, 1]")]
     assert call(functions, "def f(x):\n    yield from x", [(1, 2)]) == [CallResult("[1, 2]")]
 
 
@@ -209,5 +210,5 @@ def test_a_machine_that_cannot_isolate_says_what_to_do(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_kind_is_refused_with_the_allowed_ones() -> None:
-    with pytest.raises(ValueError, match="allowed: bubblewrap, process"):
-        connect("docker", workers=1)
+    with pytest.raises(ValueError, match="allowed: bubblewrap, docker, kubernetes, process"):
+        connect("podman", workers=1)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.end_to_end.problems import write
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _etude(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,10 @@ from services.console.service import IN_FLIGHT, TOPICS, read
 from services.scheduler import api
 from services.scheduler.config import SchedulerConfig
 from shared import bus
+from shared.contracts.messages import RunStatus
 from shared.telemetry import Health
+from tests import missing
+from tests.ruling import rule
 from tests.unit.console.conftest import World
 from tests.unit.console.scheduled import practise
 from tests.unit.console.serving import OPERATOR, access
@@ -55,7 +58,7 @@ def chromium() -> str:
     if found := next(filter(None, map(which, ("chromium", "chromium-browser", "google-chrome"))), None):
         return found
     if os.environ.get("ETUDE_TEST_SERVERS") != "require":
-        pytest.skip("no Chromium here: apt-get install chromium")
+        missing.skip(["Chromium"], "apt-get install chromium")
     try:
         return str(installed("chromium", "chromium"))
     except Unavailable as error:
@@ -72,8 +75,15 @@ class Console:
 
 @pytest.fixture
 def console(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Console]:
-    settings, beside = ConsoleSettings(state=tmp_path), SchedulerConfig(state=tmp_path)
-    if scheduled := "scheduled" in request.fixturenames:
+    with served(world, tmp_path, scheduled="scheduled" in request.fixturenames) as there:
+        yield there
+
+
+@contextlib.contextmanager
+def served(world: World, state: Path, *, scheduled: bool = False) -> Iterator[Console]:
+    """A console that has read the world's messages. `scheduled`: with a scheduler, whose ledger is full of attacks."""
+    settings, beside = ConsoleSettings(state=state), SchedulerConfig(state=state)
+    if scheduled:
         practise(beside.ledger_url, ATTACKS[:-1])
     board, entry = Board(settings.console_attempts), access()
     for _, _, message in world.messages:
@@ -90,10 +100,13 @@ def console(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
             health.wait_on("nothing in particular")
             entry.bus = messages = bus.connect(settings.bus_url, client="console")
             reading = asyncio.create_task(read(messages.deliveries(TOPICS, None, IN_FLIGHT), board))
+            known = [message for _, _, message in world.messages if isinstance(message, RunStatus)]
+            ruling = asyncio.create_task(rule(messages, *known))
             place.update(url=health.url, loop=asyncio.get_running_loop(), stop=asyncio.Event())
             ready.set()
             await place["stop"].wait()
             reading.cancel()
+            ruling.cancel()
             await messages.close()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
@@ -121,6 +134,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, console: Console) -> Iterator[Callable[..., Any]]:
+    with visiting(browser, console) as visit:
+        yield visit
+
+
+@contextlib.contextmanager
+def visiting(browser: Any, console: Console) -> Iterator[Callable[..., Any]]:
     """visit(path, **options of the context): a page on which everything suspicious has been written down in `.heard`."""
     contexts = []
 

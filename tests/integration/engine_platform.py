@@ -23,12 +23,13 @@ from services.inference.published import bits_of
 from services.inference.service import Inference
 from shared import bus as buses
 from shared import objects as stores
-from shared.contracts.messages import PolicyApplied, PolicyPublished, RunControl
+from shared.contracts.messages import PolicyApplied, PolicyPublished
 from shared.contracts.run import Ref, RunConfig
-from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_CONTROL
+from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_STATE
 from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, save_checkpoint
 from shared.weights import Version, publish
 from shared.weights.checkpoint_objects import upload_directory
+from tests.ruling import status
 
 START_S = 180  # on a machine that is busy with something else
 RUN = "r-20260101T000000-0001"
@@ -71,12 +72,12 @@ class Platform:
         nothing = Ref(key="nothing", size=0, checksum="0" * 32)
         config = RunConfig(run=run, base=base, pack=nothing, pack_hidden=nothing)
         ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
-        await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
+        await self.bus.publish(RUNS_STATE, run, status(run, "running", ref))
 
     async def start_unreadable(self, run: str) -> None:
         """A run whose configuration nobody finds."""
         gone = Ref(key=f"runs/{run}/config.json", size=2, checksum="0" * 32)
-        await self.bus.publish(RUNS_CONTROL, run, RunControl(run=run, action="start", config=gone))
+        await self.bus.publish(RUNS_STATE, run, status(run, "running", gone))
 
     def write_version(self, serial: int, parent: int | None, *, incarnation: int = 0) -> Ref:
         """Changes the weights a little and puts the version into the store. parent None: a full base."""

@@ -7,16 +7,19 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 
 from services.reward.config import GraderSettings, RewardSettings
 from services.reward.grade import Grader
 from services.reward.grader import Worker, sandbox_ready
 from services.reward.graders import CeleryJobs
+from services.reward.jobs import QUEUE
 from services.reward.service import serve
 from shared import bus as buses
 from shared.bus import Bus
@@ -28,13 +31,14 @@ from shared.contracts.messages import (
     RolloutFailed,
     RolloutFinished,
     RolloutScored,
-    RunControl,
     StopReason,
 )
 from shared.contracts.run import Purpose, Ref, RewardConfig, RunConfig
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack
+from shared.environments import Places
+from shared.environments.registry import Environments
 from shared.objects import connect as connect_objects
-from shared.problems import Case, Hidden, Limits, Problem
+from shared.problems import Case, FunctionHidden, FunctionProblem, Limits
 from shared.problems.pack import write
 from shared.problems.values import encode
 from shared.sandbox import SandboxUnavailable, process
@@ -42,12 +46,17 @@ from shared.sandbox import connect as connect_sandbox
 from shared.sandbox.pool import FunctionPool
 from shared.sandbox.slot import Nursery, Slot
 from shared.telemetry import Health
+from tests.ruling import status
 
 FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
 RUN = "r-test"
 RIGHT = "def f(x):\n    return x + 1\n"
 WRONG = "def f(x):\n    return x - 1\n"
 SLOW = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x + 1\n"
+
+
+def key_of(name: str, epoch: int = 0, purpose: Purpose = Purpose.train) -> AttemptKey:
+    return AttemptKey(attempt=name, epoch=epoch, group="g", problem="p", purpose=purpose)
 
 
 class Breakable:
@@ -74,10 +83,10 @@ def case(x: int) -> Case:
     return Case(args=encode([x]), expected=encode(x + 1))
 
 
-PROBLEM = Problem(
+PROBLEM = FunctionProblem(
     id="p", files={"main.py": WRONG}, entry="f", visible=[case(1)], origin="dist:origin:f", limits=Limits(time_s=20.0)
 )
-HIDDEN = Hidden(id="p", cases=[case(2), case(3)], solution={"main.py": RIGHT})
+HIDDEN = FunctionHidden(id="p", cases=[case(2), case(3)], solution={"main.py": RIGHT})
 
 
 class Platform:
@@ -106,18 +115,38 @@ class Platform:
 
     async def announce(self) -> None:
         ref = self.objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(self.config))
-        await self.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
+        await self.bus.publish(topics.RUNS_STATE, RUN, status(RUN, "running", ref))
 
     async def finish(self, name: str, source: str, *, epoch: int = 0, **fields: object) -> RolloutFinished:
         """Publishes an attempt that ended with `source`."""
-        key = AttemptKey(
-            attempt=name, epoch=epoch, group="g", problem="p", purpose=fields.pop("purpose", Purpose.train)
-        )  # type: ignore[arg-type]
+        key = key_of(name, epoch, fields.pop("purpose", Purpose.train))  # type: ignore[arg-type]
         stop = fields.pop("stop", StopReason.submitted)
         first = fields.pop("first_edit", None)
+        values = {
+            "trajectory": self.keep(key, source, stop=stop, first_edit=first),  # type: ignore[arg-type]
+            "pack": self.pack,
+            "pack_hidden": self.pack_hidden,
+            "reward_config": "default",
+        }
+        message = RolloutFinished(
+            run=RUN, key=key, stop=stop, effort=Effort(), oldest_version=0, oldest_kv_version=0, newest_version=0,  # type: ignore[arg-type]
+            worker="w", seconds=1.0, **{**values, **fields},  # type: ignore[arg-type]
+        )  # fmt: skip
+        await self.bus.publish(topics.ROLLOUTS_FINISHED, name, message)
+        return message
+
+    def keep(
+        self,
+        key: AttemptKey,
+        source: str,
+        *,
+        stop: StopReason = StopReason.submitted,
+        first_edit: str | None = None,
+    ) -> Ref:
+        """Store a trajectory that ended with `source`, under a name that its content gives it."""
         trajectory = Trajectory(
             key=key,
-            stop=stop,  # type: ignore[arg-type]
+            stop=stop,
             temperature=1.0,
             effort=Effort(),
             segments=[
@@ -131,20 +160,11 @@ class Platform:
                 )
             ],
             files={"main.py": source},
-            first_edit_files={"main.py": str(first)} if first else None,
+            first_edit_files={"main.py": str(first_edit)} if first_edit else None,
         )
-        values = {
-            "trajectory": self.objects.put(f"{attempt_prefix(RUN, name, epoch)}/trajectory", pack(trajectory)),
-            "pack": self.pack,
-            "pack_hidden": self.pack_hidden,
-            "reward_config": "default",
-        }
-        message = RolloutFinished(
-            run=RUN, key=key, stop=stop, effort=Effort(), oldest_version=0, oldest_kv_version=0, newest_version=0,  # type: ignore[arg-type]
-            worker="w", seconds=1.0, **{**values, **fields},  # type: ignore[arg-type]
-        )  # fmt: skip
-        await self.bus.publish(topics.ROLLOUTS_FINISHED, name, message)
-        return message
+        data = pack(trajectory)
+        prefix = attempt_prefix(RUN, key.attempt, key.epoch)
+        return self.objects.put(f"{prefix}/trajectory-{xxhash.xxh3_64_hexdigest(data)}", data)
 
     async def listen(self) -> None:
         async for delivery in self.bus.deliveries([topics.ROLLOUTS_SCORED], None, 100):
@@ -177,19 +197,27 @@ class Platform:
             process.wait()
 
     @contextlib.asynccontextmanager
-    async def grader_here(self, functions: FunctionPool = FUNCTIONS) -> AsyncIterator[Health]:
-        """The same worker in this process: it starts at once. For what needs no signal."""
+    async def grader_here(
+        self,
+        functions: FunctionPool = FUNCTIONS,
+        queues: Sequence[str] = (QUEUE,),
+        environments: Callable[[Places], Environments] = Environments,
+    ) -> AsyncIterator[Health]:
+        """The same workers in this process, one for each queue: they start at once. For what needs no signal."""
         settings, stop = GraderSettings(state=self.state), asyncio.Event()
         health = Health("grader", settings)
-        worker = Worker(
-            settings, Grader(self.objects, functions, "here"), lambda: sandbox_ready(functions, health, stop)
-        )
-        worker.start()
+        workers = []
+        for queue in queues:
+            made = environments(Places(functions=functions, objects=self.objects))
+            ready = partial(sandbox_ready, made, health, stop)
+            workers.append(Worker(settings, Grader(self.objects, made, "here"), ready, queue))
+            workers[-1].start()
         try:
             yield health
         finally:
             stop.set()
-            await worker.stop()
+            for worker in workers:
+                await worker.stop()
 
     @contextlib.asynccontextmanager
     async def service(self) -> AsyncIterator[Health]:

@@ -28,11 +28,12 @@ from shared.contracts import topics
 from shared.contracts.ids import attempt_id
 from shared.contracts.messages import AttemptKey, PolicyApplied, RolloutRequested
 from shared.contracts.run import Purpose, Ref, RunConfig, Sampling
-from shared.formats.compact import Compact
-from shared.formats.registry import load_format
+from shared.environments import Places
 from shared.objects import Objects
-from shared.problems import Case, Problem
+from shared.problems import Case, FunctionProblem
 from shared.problems.pack import write
+from shared.renderers.formats.compact_1 import Compact
+from shared.renderers.registry import load_renderer
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
 
@@ -40,8 +41,8 @@ RUN, LAYERS, K, EXPERTS = "r-test", 2, 2, 4
 Policy = Callable[[list[int]], list[int]]
 
 
-def problem(i: int) -> Problem:
-    return Problem(
+def problem(i: int) -> FunctionProblem:
+    return FunctionProblem(
         id=f"p{i}",
         files={"f.py": f"def f(a):\n    return a - {i}\n"},
         entry="f",
@@ -63,7 +64,7 @@ def make_checkpoint(directory: Path) -> Compact:
     config = {"num_hidden_layers": LAYERS, "num_experts": EXPERTS, "num_experts_per_tok": K}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").write_bytes(b"weights that no rollout worker needs")
-    made = load_format(directory)
+    made = load_renderer(directory)
     assert isinstance(made, Compact)
     return made
 
@@ -99,6 +100,11 @@ class Engine:
     running_now: int = 0
     refused: int = 0
     waiting: int = 0
+    aborts: int = 0  # so many generations are ended early from now on, as those are that /abort_request names
+    slow: bool = False  # what is ended early has sampled nothing yet; else half of its answer
+    sampled: int = 0  # tokens of all answers
+    partial: list[int] = field(default_factory=list)  # of the last generation that was ended early
+    ended: dict[str, asyncio.Event] = field(default_factory=dict)  # by rid
 
     def __post_init__(self) -> None:
         self.free.set()
@@ -118,9 +124,13 @@ class Engine:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
+        ended = self.ended.setdefault(body["rid"], asyncio.Event())
         if self.held(body["input_ids"]):
             self.waiting += 1
-            await self.free.wait()
+            waits = [asyncio.create_task(event.wait()) for event in (self.free, ended)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
             self.waiting -= 1
         await self.silence()
         if self.failing:
@@ -131,6 +141,12 @@ class Engine:
         prompt = body["input_ids"]
         full = self.policy(prompt)
         sampled = full[: body["sampling_params"]["max_new_tokens"]]
+        finish = "stop" if len(sampled) == len(full) else "length"
+        if ended.is_set() or self.aborts:
+            self.aborts = max(0, self.aborts - 1)
+            sampled, finish = sampled[: 0 if self.slow else (len(sampled) + 1) // 2], "abort"
+            self.partial = sampled
+        self.sampled += len(sampled)
         start = body["routed_experts_start_len"]
         experts = np.ascontiguousarray(routing_of(prompt + sampled)[start:])
         meta = {
@@ -140,7 +156,7 @@ class Engine:
             "routed_experts": base64.b64encode(experts.tobytes()).decode(),
             "oldest_kv_version": self.serial,
             "extra_key": body.get("extra_key", f"@{self.serial}"),
-            "finish_reason": {"type": "stop" if len(sampled) == len(full) else "length"},
+            "finish_reason": {"type": finish},
         }
         return web.json_response({"output_ids": sampled, "meta_info": meta})
 
@@ -154,6 +170,10 @@ class Engine:
         self.steps += not (self.hung or self.paused)
         return web.json_response({"steps": self.steps, "paused": self.paused})
 
+    async def abort(self, request: web.Request) -> web.Response:
+        self.ended.setdefault((await request.json())["rid"], asyncio.Event()).set()
+        return web.json_response({})
+
     async def silence(self) -> None:
         while self.dead:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -165,7 +185,8 @@ class Engine:
     async def running(self) -> AsyncIterator[Engine]:
         app = web.Application()
         routes = [web.get("/health", self.health), web.get("/server_info", self.server_info)]
-        app.add_routes([web.post("/generate", self.generate), *routes])
+        routes += [web.post("/generate", self.generate), web.post("/abort_request", self.abort)]
+        app.add_routes(routes)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -253,7 +274,8 @@ class Platform:
         bus = buses.connect(config.bus_url, client=name)
         functions = sandbox.connect("process", 2)
         async with Health("rollout", config) as health:
-            serving = asyncio.create_task(serve(config, bus, self.objects, functions, health, stop))
+            places = Places(functions=functions, objects=self.objects)
+            serving = asyncio.create_task(serve(config, bus, self.objects, places, health, stop))
             try:
                 yield health
             finally:
@@ -270,7 +292,7 @@ async def platform(state: Path, checkpoint: Path) -> AsyncIterator[Platform]:
     pack = objects.put("pack", write(PROBLEMS))
     config = RunConfig(run=RUN, base=upload_directory(objects, "base", checkpoint), pack=pack, pack_hidden=pack)
     objects.put(f"runs/{RUN}/config.json", msgspec.json.encode(config))
-    chat = load_format(checkpoint)
+    chat = load_renderer(checkpoint)
     assert isinstance(chat, Compact)
     try:
         yield Platform(state, chat, bus, objects, pack)

@@ -32,7 +32,7 @@ from shared.contracts.topics import (
     GROUPS_READY,
     ROLLOUTS_FINISHED,
     ROLLOUTS_SCORED,
-    RUNS_CONTROL,
+    RUNS_STATE,
     TOPICS,
     Access,
 )
@@ -52,11 +52,12 @@ KEYS = {  # one of every kind that lies in the store, and some that nobody has
     "config": f"runs/{RUN}/config.json",
     "later config": f"runs/{RUN}/config-0123456789ab.json",
     "surprise": f"runs/{RUN}/surprise.json",
+    "probe": f"runs/{RUN}/probe.json",
     "base": f"runs/{RUN}/base/model.safetensors",
     "imported": "checkpoints/small/checkpoint.json",
     "trajectory": f"{ATTEMPT}/trajectory-0123456789abcdef.safetensors.zst",
     "routing": f"{ATTEMPT}/routing-0123456789abcdef.safetensors.zst",
-    "verdict": f"{ATTEMPT}/verdict.json",
+    "verdict": f"{ATTEMPT}/verdict-0123456789abcdef.json",
     "answer": "grading/reward-0/0123.json",
     "policy": f"{ids.policy_prefix(RUN, 3)}/manifest.json",
     "checkpoint": f"{ids.checkpoint_prefix(RUN, 0, 3)}/manifest.json",
@@ -112,7 +113,7 @@ def test_each_user_may_join_its_groups_and_no_other(made: World, who: str) -> No
 
 def may(admin: KafkaAdminClient, cluster: Cluster, group: str) -> set[str]:
     name = cluster.physical(group) + (RUN if group.endswith(".") else "")
-    at = TopicPartition(cluster.physical(RUNS_CONTROL.name), 0)
+    at = TopicPartition(cluster.physical(RUNS_STATE.name), 0)
     try:
         answer = admin.alter_group_offsets(name, {at: OffsetAndMetadata(0, "", -1)})
     except GroupAuthorizationFailedError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from pathlib import Path
 
 import msgspec
@@ -22,16 +21,16 @@ from shared.contracts.run import RunConfig
 from shared.settings import ServiceSettings
 from tests.end_to_end import problems
 from tests.integration.access_world import World, log, world
-from tests.servers import need, own_schema
+from tests.servers import need, own_jobs, own_schema
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 WITHIN_S = 600.0
 REFUSED = re.compile(r"AccessDenied|AuthorizationFailed|may neither use nor make")
 
 
 def test_a_run_needs_no_more_than_each_service_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = need()
-    jobs = f"{found['ETUDE_JOBS'].rpartition('/')[0]}/{1 + secrets.randbelow(15)}"
+    jobs = own_jobs()
     with world(tmp_path / "keys") as made, own_schema(found["ETUDE_LEDGER"]) as records:
         for name in ("ETUDE_LEDGER", "ETUDE_JOBS"):
             monkeypatch.delenv(name, raising=False)

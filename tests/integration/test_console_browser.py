@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,12 +22,16 @@ from tests.integration.console_browser_world import (
     browser,
     console,
     scheduled,
+    served,
     visit,
+    visiting,
 )
+from tests.ruling import status
 from tests.unit.console.conftest import RUN, World, world
+from tests.unit.console.repository_attempt import RepositoryWorld, repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-__all__ = ["browser", "console", "scheduled", "visit", "world"]  # fixtures
+__all__ = ["browser", "console", "repository", "scheduled", "visit", "world"]  # fixtures
 
 PAGES = [
     "/",
@@ -85,11 +90,11 @@ def test_what_an_agent_wrote_is_shown_and_does_nothing(
         verdict = msgspec.structs.replace(scored.verdict, error=attack)
         console.tell(msgspec.structs.replace(scored, key=key, verdict=verdict, terms={attack: 1.0}))
         console.tell(m.Alert(run=attack, name=attack, severity="critical", what=attack, examples=[attack]))
-        console.tell(m.RunControl(run=attack, action="stop", reason=attack, by=attack))
-        console.tell(m.RunControl(run=RUN, action="rollback", serial=number, id="x", reason=attack, by=attack))
+        console.tell(m.RunCommand(run=attack, action="stop", reason=attack, by=attack))
+        console.tell(m.RunCommand(run=RUN, action="rollback", serial=number, reason=attack, by=attack))
         console.tell(m.PolicyApplied(run=RUN, replica=attack, url="x", serial=1, pause_s=0.1, ok=False, reason=attack))
         console.tell(m.EvalFinished(run=RUN, eval=attack, serial=1, report=world.config.base, figures={attack: 1.0}))
-    console.tell(m.RunControl(run=RUN, action="stop", reason=ATTACKS[0]))
+    console.tell(status(RUN, "stopping", reason=ATTACKS[0]))
     compared = f"/compare?run={RUN}&run={quote(ATTACKS[1], safe='')}&run={quote(ATTACKS[4], safe='')}"
     paths = [*PAGES[:-1], compared, *(f"/runs/{RUN}/attempts/x-{number}" for number in range(len(ATTACKS)))]
     for path in paths:
@@ -102,6 +107,21 @@ def test_what_an_agent_wrote_is_shown_and_does_nothing(
         assert page.url == console.url + path
     page = visit(f"/runs/{RUN}/attempts/x-1")
     assert page.get_by_text(ATTACKS[1], exact=True).first.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_attempt_on_a_repository_fits_its_window_and_has_no_barrier(
+    repository: RepositoryWorld, browser: Any, tmp_path: Path, scheme: str
+) -> None:
+    """Unfolded, too: the middle of long output, thinking, the whole prompt."""
+    with served(repository, tmp_path) as there, visiting(browser, there) as visit:
+        for width in (1280, 380):
+            page = visit(f"/runs/{RUN}/attempts/a-3", color_scheme=scheme, viewport={"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{width} wide"
+            page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{width} wide, unfolded"
+            assert page.heard == []
+            assert width < 1280 or barriers(page) == []
 
 
 def test_a_very_long_attempt_opens_at_once(visit: Callable[..., Any], console: Console, world: World) -> None:

@@ -43,8 +43,8 @@ def url(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         while True:
             for run in list(there.board.runs.values()):
                 if run.state.value in ("paused", "stopping"):
-                    word = m.RunControl(run=run.run, action="resume")
-                    await there.bus.publish(t.RUNS_CONTROL, run.run, word)
+                    word = m.RunCommand(run=run.run, action="resume")
+                    await there.bus.publish(t.RUNS_COMMANDS, run.run, word)
             await asyncio.sleep(0.1)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))

@@ -19,6 +19,7 @@ from tests.integration.console_browser_world import (
     sign_in,
     visit,
 )
+from tests.ruling import status
 from tests.unit.console.conftest import RUN, World, world
 from tests.unit.console.serving import OPERATOR
 
@@ -92,7 +93,7 @@ def test_an_operator_goes_back_to_a_version_stops_the_run_and_starts_another_lik
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("stopping", exact=True).first.wait_for()
     assert page.get_by_role("row", name="alice").get_by_text(ATTACKS[1]).is_visible()
-    console.tell(m.RunControl(run=RUN, action="finished", by=m.BY_SCHEDULER, number=1))
+    console.tell(status(RUN, "finished"))
     page.reload()
     page.get_by_text("Start another like it…").click()
     page.get_by_role("spinbutton", name="Minutes").fill("2.5")

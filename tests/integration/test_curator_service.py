@@ -19,13 +19,15 @@ from shared import objects as stores
 from shared import sandbox
 from shared.bus import Bus
 from shared.contracts import topics
-from shared.contracts.messages import Alert, ProblemAdmitted, RunControl
+from shared.contracts.messages import Alert, ProblemAdmitted
 from shared.contracts.run import Ref, RunConfig
+from shared.environments import Places
 from shared.objects import Objects
-from shared.problems import Case, Hidden, Problem
+from shared.problems import Case, FunctionHidden, FunctionProblem
 from shared.problems.pack import write
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
+from tests.ruling import status
 
 RUN = "r-test"
 BASE = Path(etude.__file__).parent / "data" / "base"
@@ -35,16 +37,16 @@ MISFITS = {
 }
 
 
-def pair(name: str, *, broken: str = "a - 1", solution: str | None = "a + 1") -> tuple[Problem, Hidden]:
+def pair(name: str, *, broken: str = "a - 1", solution: str | None = "a + 1") -> tuple[FunctionProblem, FunctionHidden]:
     return (
-        Problem(
+        FunctionProblem(
             id=name,
             files={"f.py": f"def f(a):\n    return {broken}\n"},
             entry="f",
             visible=[Case(args="[1]", expected="2")],
             cell="f",
         ),
-        Hidden(
+        FunctionHidden(
             id=name,
             cases=[Case(args="[5]", expected="6")],
             solution={} if solution is None else {"f.py": f"def f(a):\n    return {solution}\n"},
@@ -66,14 +68,16 @@ class World:
     bus: Bus
     objects: Objects
 
-    def pack(self, pairs: list[tuple[Problem, Hidden]]) -> tuple[Ref, Ref]:
+    def pack(self, pairs: list[tuple[FunctionProblem, FunctionHidden]]) -> tuple[Ref, Ref]:
         public = self.objects.put("packs/a.public", write(problem for problem, _ in pairs))
         return public, self.objects.put("packs/a.hidden", write(hidden for _, hidden in pairs))
 
-    async def start(self, pack: Ref, pack_hidden: Ref, run: str = RUN, base: Ref | None = None) -> None:
-        config = RunConfig(run=run, base=base or pack, pack=pack, pack_hidden=pack_hidden)
+    async def start(
+        self, pack: Ref, pack_hidden: Ref, run: str = RUN, base: Ref | None = None, probe: Ref | None = None
+    ) -> None:
+        config = RunConfig(run=run, base=base or pack, pack=pack, pack_hidden=pack_hidden, probe=probe)
         ref = self.objects.put(f"runs/{run}/config.json", msgspec.json.encode(config))
-        await self.bus.publish(topics.RUNS_CONTROL, run, RunControl(run=run, action="start", config=ref))
+        await self.bus.publish(topics.RUNS_STATE, run, status(run, "running", ref))
 
     async def collect(self, messages: int) -> tuple[list[ProblemAdmitted], list[Alert]]:
         """Reads both topics from their beginning until so many messages are there."""
@@ -90,7 +94,7 @@ class World:
         """One life of the service."""
         functions, stop = sandbox.connect("process", 1), asyncio.Event()
         async with Health("curator", self.config) as health, asyncio.TaskGroup() as group:
-            group.create_task(serve(self.config, self.bus, self.objects, functions, health, stop))
+            group.create_task(serve(self.config, self.bus, self.objects, Places(functions=functions), health, stop))
             await until()
             stop.set()
         await functions.close()
@@ -157,7 +161,7 @@ def test_a_problem_whose_names_fit_no_message_is_refused_and_keeps_no_other_back
 def test_a_pack_made_here_passes_without_a_second_gate_and_a_changed_one_does_not(tmp_path: Path):
     async def scene(world: World) -> None:
         wrong = [pair("p1", solution="a + 2"), pair("p2")]  # the gate would refuse p1: only trust lets it pass
-        build.write_own(tmp_path / "packs" / "mine", {"rl": wrong})
+        build.write_own(tmp_path / "packs" / "mine", {"rl": wrong}, world.objects)
         refs = [
             world.objects.put_file(f"packs/{part}", tmp_path / "packs" / "mine" / f"rl.{part}.jsonl.zst")
             for part in ("public", "hidden")
@@ -181,7 +185,7 @@ def test_what_the_policy_of_a_run_cannot_be_shown_is_refused_with_its_reason_eve
         base = upload_directory(world.objects, "base", policy(tmp_path / "policy"))
         two, long = (msgspec.structs.replace(pair(name)[0], files=files) for name, files in MISFITS.items())
         pairs = [(two, pair("two")[1]), pair("good"), (long, pair("long")[1])]
-        build.write_own(tmp_path / "packs" / "mine", {"rl": pairs})
+        build.write_own(tmp_path / "packs" / "mine", {"rl": pairs}, world.objects)
         refs = [
             world.objects.put_file(f"packs/{part}", tmp_path / "packs" / "mine" / f"rl.{part}.jsonl.zst")
             for part in ("public", "hidden")
@@ -210,13 +214,36 @@ def test_what_the_policy_of_a_run_cannot_be_shown_is_refused_with_its_reason_eve
     play(tmp_path, scene)
 
 
+def test_a_run_that_is_over_refused_or_admitted_is_passed_over(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        (ref,) = [world.objects.put("runs/r-old/config.json", b"not read")]
+        for told in (
+            status("r-old", "paused", ref, admitted=True),
+            status("r-old", "finished"),
+            status("r-refused", "finished"),
+        ):
+            await world.bus.publish(topics.RUNS_STATE, told.run, told)
+        pack = world.pack([pair("p")])
+        await world.start(*pack)
+        await world.bus.publish(topics.RUNS_STATE, RUN, status(RUN, "paused"))  # it is not admitted again for that
+
+        async def both() -> None:
+            await world.start(*pack, run="r-later")
+            admitted, alerts = await world.collect(2)
+            assert ([batch.run for batch in admitted], alerts) == ([RUN, "r-later"], [])
+
+        await world.life(both)
+
+    play(tmp_path, scene)
+
+
 def test_a_run_is_admitted_once_over_many_lives_and_a_lost_acknowledgement_repeats_the_same_batches(tmp_path: Path):
     async def scene(world: World) -> None:
         await world.start(*world.pack([pair(f"p{index}") for index in range(5)]))
 
         async def first() -> None:
             await world.collect(1)
-            while (await world.bus.lag([topics.RUNS_CONTROL], "curator"))[topics.RUNS_CONTROL.name]:  # noqa: ASYNC110
+            while (await world.bus.lag([topics.RUNS_STATE], "curator"))[topics.RUNS_STATE.name]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)  # nothing tells when an acknowledgement is durable
 
         await world.life(first)
@@ -234,6 +261,32 @@ def test_a_run_is_admitted_once_over_many_lives_and_a_lost_acknowledgement_repea
             assert admitted[0] == admitted[2]
 
         await world.life(third)
+
+    play(tmp_path, scene)
+
+
+def test_what_a_probe_found_out_of_admitted_problems_is_passed_on_and_a_probe_of_others_is_an_alert(tmp_path: Path):
+    def probe(world: World, *names: str) -> Ref:
+        tried = {name: {"attempts": 4, "solved": 1} for name in names}
+        data = msgspec.json.encode({"version": 1, "problems": tried})
+        return world.objects.put(f"runs/{names[0]}/probe.json", data)
+
+    async def scene(world: World) -> None:
+        refs = world.pack([pair("good"), pair("untried"), pair("wrong", solution="a + 2")])
+        await world.start(*refs, probe=probe(world, "good", "wrong"))
+        await world.start(*refs, run="r-other", probe=probe(world, "stranger"))
+        gone = Ref(key="runs/gone/probe.json", size=1, checksum="0" * 32)
+        await world.start(*refs, run="r-gone", probe=gone)
+
+        async def until() -> None:
+            [admitted], alerts = await world.collect(4)
+            assert sorted(admitted.problems) == ["good", "untried"]
+            assert admitted.probed == {"good": (4, 1)}
+            texts = {alert.run: alert.what for alert in alerts if alert.name == "pack_unusable"}
+            assert "problems: found 'stranger'; allowed: ids of the pack packs/a.public" in texts["r-other"]
+            assert texts["r-gone"].startswith("probe runs/gone/probe.json: ObjectMissing")
+
+        await world.life(until)
 
     play(tmp_path, scene)
 

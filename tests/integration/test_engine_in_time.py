@@ -20,13 +20,13 @@ def stop_at(engine: Engine, tokens: int) -> None:
     request, sampled = engine.batch.waiting[0], 0
     tell = request.progress
 
-    def progress(token: int, logprob: float) -> None:
+    def progress(token: int, logprob: float, serial: int) -> None:
         nonlocal sampled
         sampled += 1
         if sampled == tokens:
             engine.pause(abort=False)
         if tell is not None:
-            tell(token, logprob)
+            tell(token, logprob, serial)
 
     request.progress = progress
 

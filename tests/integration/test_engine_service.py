@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted
 from shared.contracts.run import Ref
-from shared.contracts.topics import EVALS_FINISHED, EVALS_REQUESTED, POLICIES_PROMOTED, RUNS_CONTROL
+from shared.contracts.topics import EVALS_FINISHED, EVALS_REQUESTED, POLICIES_PROMOTED, RUNS_STATE
 from shared.model import causal_rows
 from shared.weights import read_manifest
 from tests.integration.engine_platform import (
@@ -32,6 +32,7 @@ from tests.integration.engine_platform import (
     start_process,
     until,
 )
+from tests.ruling import status
 
 
 def test_a_started_run_is_served_and_followed_and_the_live_weights_equal_the_manifest(tmp_path):
@@ -153,7 +154,7 @@ def test_a_swap_in_mid_generation_shows_in_the_version_spans_and_keeps_the_sessi
             def watch() -> None:  # stops the engine by itself in the middle of the generation
                 request = engine.batch.waiting[0]
 
-                def progress(_token: int, _logprob: float) -> None:
+                def progress(_token: int, _logprob: float, _serial: int) -> None:
                     if engine.cache.length[request.row] == 30:
                         engine.pause(abort=False)
                         loop.call_soon_threadsafe(half.set)
@@ -332,7 +333,7 @@ def test_a_run_that_cannot_be_read_takes_no_replica_from_one_that_can(tmp_path, 
             await p.start_unreadable("r-broken")
             await until(lambda: "r-broken" in replica.agent.following.started)
             if said is not None:  # the scheduler's word
-                await p.bus.publish(RUNS_CONTROL, "r-broken", RunControl(run="r-broken", action=said))
+                await p.bus.publish(RUNS_STATE, "r-broken", status("r-broken", said))
             p.write_version(1, 0)
             await p.announce(1, 0)
             message, _ = await p.applied(1, after=seen)
@@ -361,7 +362,7 @@ def test_a_replica_that_starts_beside_a_run_that_cannot_be_read_serves_the_one_b
             assert (await ask(replica.health.url, "/readyz"))[0] == 200
             started = replica.agent.following.started["r-broken"]
             p.objects.put(started.key, p.objects.get(replica.agent.following.started[RUN]))
-            monkeypatch.setitem(replica.agent.following.started, "r-broken", p.objects.head(started.key))
+            await p.bus.publish(RUNS_STATE, "r-broken", status("r-broken", "running", p.objects.head(started.key)))
             await until(lambda: replica.agent.run_id == "r-broken")
 
     run(test, tmp_path)
@@ -374,7 +375,7 @@ def test_a_run_that_ends_before_its_first_version_gives_its_replica_back_to_the_
         await p.start_run("r-short")
         async with p.replica() as replica:
             await until(lambda: replica.agent.run_id == "r-short")
-            await p.bus.publish(RUNS_CONTROL, "r-short", RunControl(run="r-short", action="finished"))
+            await p.bus.publish(RUNS_STATE, "r-short", status("r-short", "finished"))
             p.write_version(1, 0)
             await p.announce(1, 0)
             message, _ = await p.applied(1)

@@ -13,10 +13,10 @@ import pytest
 from services.inference import swap_metrics
 from services.inference.candidates import FAILURES_TOLERATED
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import RunControl
-from shared.contracts.topics import RUNS_CONTROL
+from shared.contracts.topics import RUNS_STATE
 from shared.weights import read_manifest
 from tests.integration.engine_platform import RUN, Platform, Store, another_base, ask, body_of, run, until, waits
+from tests.ruling import status
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +158,7 @@ def test_a_pin_holds_over_new_versions_and_new_runs_until_it_is_let_go(tmp_path)
             await serves(p, url, 0)
             assert await ask(url, "/pin", {"serial": -1}) == (200, {"serial": -1, "run": RUN})
             await until(lambda: replica.agent.shown.run == "r-later")
-            await p.bus.publish(RUNS_CONTROL, "r-later", RunControl(run="r-later", action="finished"))
+            await p.bus.publish(RUNS_STATE, "r-later", status("r-later", "finished"))
             await p.applied(2, after=seen)
 
     run(test, tmp_path)
@@ -207,5 +207,86 @@ def test_a_pin_while_the_store_is_away_is_answered_that_nobody_can_say(tmp_path)
             store.away = False
             assert (await ask(url, "/pin", {"serial": 0}))[0] == 200
             await serves(p, url, 0)
+
+    run(test, tmp_path)
+
+
+def spoil(p: Platform, serial: int, how: str) -> None:
+    """Damage what is published of a version, for good."""
+    prefix = policy_prefix(RUN, serial)
+    key = f"{prefix}/manifest.json" if how == "manifest" else f"{prefix}/0000-0000.bin"
+    data = p.objects.get(p.objects.head(key))
+    p.objects.delete(key)
+    if how == "flipped":
+        p.objects.put(key, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("how", ["flipped", "payload", "manifest"])
+def test_a_version_that_is_damaged_or_lost_is_reported_with_the_one_that_still_answers(tmp_path, how):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        p.write_version(1, 0)
+        await p.announce(1, 0)
+        await p.start_run()
+        async with p.replica() as replica:
+            url = replica.health.url
+            _, seen = await p.applied(1)
+            p.write_version(2, 1)
+            spoil(p, 2, how)
+            await p.announce(2, 1)
+            message, seen = await p.applied(2, ok=False, after=seen)
+            assert (message.damaged, message.serving) == (True, 1)
+            (why,) = await waits(url)
+            assert "version 2 cannot be loaded" in why
+            assert message.reason in why
+            _, answer = await ask(url, "/generate", body_of([1, 2], 2))
+            assert answer["meta_info"]["weight_version"] == "1"
+            if how != "manifest":  # else nothing can be a delta of it
+                p.write_version(3, 2)
+                await p.announce(3, 2)
+                message, seen = await p.applied(3, ok=False, after=seen)
+                assert (message.damaged, message.serving) == (True, 1)
+            p.write_version(4, None)
+            await p.announce(4)
+            await p.applied(4, after=seen)
+            assert (await ask(url, "/readyz"))[0] == 200
+            await serves(p, url, 4)
+
+    run(test, tmp_path)
+
+
+def test_one_that_has_served_nothing_yet_holds_nothing(tmp_path):
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        p.write_version(1, 0)
+        spoil(p, 1, "flipped")
+        await p.announce(1, 0)
+        await p.start_run()
+        async with p.replica():
+            message, _ = await p.applied(1, ok=False)
+            assert (message.damaged, message.serving) == (True, -1)
+
+    run(test, tmp_path)
+
+
+def test_the_base_that_mends_it_is_taken_when_it_is_published_however_long_the_replica_would_rest(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("services.inference.weights_agent.delay_after", lambda failures: 0.01 if failures < 4 else 600)
+
+    async def test(p: Platform) -> None:
+        p.write_version(0, None)
+        await p.start_run()
+        async with p.replica() as replica:
+            (_, seen), before = await p.applied(0), failed()
+            p.write_version(1, None)
+            spoil(p, 1, "payload")
+            await p.announce(1)
+            await p.applied(1, ok=False, after=seen)
+            await until(lambda: failed() > before + FAILURES_TOLERATED)
+            p.write_version(2, None)
+            await p.announce(2)
+            await p.applied(2, after=seen + 1)
+            await serves(p, replica.health.url, 2)
 
     run(test, tmp_path)

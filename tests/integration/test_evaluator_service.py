@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -163,6 +164,30 @@ def test_an_evaluation_asks_for_every_attempt_once_and_reports(run: Runner) -> N
             message, report = await finished(p, 3)
             assert (message.figures["problems"], len(report["problems"]), report["figures"]["greedy"]) == (2, 2, None)
             await eventually(lambda: not Archive(p.objects).all_open())
+
+    run(scenario)
+
+
+def test_a_client_that_asks_again_while_the_evaluation_is_put_away_gets_its_answer(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, close = threading.Event(), Archive.close
+
+    def late(archive: Archive, request: EvalRequested) -> None:
+        assert answered.wait(60)
+        close(archive, request)
+
+    monkeypatch.setattr(Archive, "close", late)
+
+    async def scenario(p: Platform, world: World) -> None:
+        async with evaluator(p):
+            try:
+                await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p))
+                check(*await finished(p))
+                await p.bus.publish(topics.EVALS_REQUESTED, RUN, request(p))
+                check(*await finished(p, 2))
+            finally:
+                answered.set()
 
     run(scenario)
 

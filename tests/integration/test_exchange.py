@@ -25,9 +25,9 @@ from services.trainer.base.tokenizer import train
 from shared import weights
 from shared.contracts.ids import REPORT, evaluation_prefix
 from shared.contracts.run import Ref, RunConfig
-from shared.formats.registry import load_format
 from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, published_tensors, save_checkpoint
 from shared.objects.directory import DirectoryObjects
+from shared.renderers.registry import load_renderer
 from shared.weights.checkpoint_objects import upload_directory
 from shared.weights.directory import write_tensors
 from shared.weights.torch_tensors import to_bits
@@ -110,7 +110,7 @@ def test_an_exported_policy_is_loaded_by_transformers_and_says_the_same(
     assert not info["mismatched_keys"]
     layers = theirs.config.num_hidden_layers
     assert all(name.startswith(f"model.layers.{layers}.") for name in info["unexpected_keys"])  # MTP
-    tokenizer, chat = transformers.AutoTokenizer.from_pretrained(out), load_format(out)
+    tokenizer, chat = transformers.AutoTokenizer.from_pretrained(out), load_renderer(out)
     text = "def f(a):\n    return a + 1\n"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids == chat.encode(text)  # type: ignore[attr-defined]
@@ -154,24 +154,44 @@ def test_what_transformers_saved_comes_in_and_a_run_starts_from_it(
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "theirs")
     theirs.save_pretrained(tmp_path / "theirs")
     with pytest.raises(NotExchanged, match=r"no etude\.json"):
-        exchange.import_directory(objects, tmp_path / "theirs")
-    done = exchange.import_directory(objects, tmp_path / "theirs", name="mine", chat="compact-1", context=200)
+        exchange.import_checkpoint(objects, tmp_path / "theirs")
+    done = exchange.import_checkpoint(objects, tmp_path / "theirs", name="mine", chat="compact-1", context=200)
     assert done.new
     assert "no MTP tensors" in done.notes[0]
-    assert not exchange.import_directory(objects, tmp_path / "theirs", name="mine", chat="compact-1", context=200).new
+    assert not exchange.import_checkpoint(objects, tmp_path / "theirs", name="mine", chat="compact-1", context=200).new
 
     write(tmp_path / "mine.jsonl")
     options = DemoOptions(problems=tmp_path / "mine.jsonl", state=tmp_path, base="mine", uniform_sampling=True)
     config, _ = prepare.new_run(objects, options)
     assert config.base == done.ref == exchange.stored(objects, "checkpoints/mine")
     directory = tmp_path / "checkpoints" / config.base.checksum
-    assert load_format(directory).context == 200
+    assert load_renderer(directory).context == 200
     tokens = torch.arange(40)
     with torch.no_grad():
         expected = theirs(tokens[None]).logits[0].log_softmax(-1)
     assert (logprobs(directory, tokens) - expected).abs().max() <= 1e-4
     with pytest.raises(DemoError, match="there are: mine"):
         prepare.new_run(objects, replace(options, base="other"))
+
+
+def test_named_chat_templates_come_in_and_go_out_with_their_checkpoint(
+    checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
+) -> None:
+    name = "additional_chat_templates/tool_use.jinja"
+    (checkpoint / name).parent.mkdir()
+    (checkpoint / name).write_text("{{ tools }}")
+    assert exchange.import_checkpoint(objects, checkpoint, name="mine").new
+    assert not exchange.import_checkpoint(objects, checkpoint, name="mine").new
+    exchange.import_to(checkpoint, tmp_path / "imported")
+    exchange.export_stored(objects, "checkpoints/mine", tmp_path / "stored")
+    exchange.export_directory(checkpoint, tmp_path / "directory")
+    practise(objects, checkpoint)
+    exchange.export_run(objects, RUN, tmp_path / "run")
+    for out in ("imported", "stored", "directory", "run"):
+        assert (tmp_path / out / name).read_text() == "{{ tools }}", out
+    (checkpoint / name).write_text("another")
+    with pytest.raises(NotExchanged, match="another checkpoint"):
+        exchange.import_checkpoint(objects, checkpoint, name="mine")
 
 
 def edited(**fields: Any) -> Callable[[Path], None]:
@@ -203,7 +223,7 @@ HEAD, EMBEDDING, COPIES = (
 )
 NORM, GATE = "model.norm.weight", "model.layers.0.mlp.gate.weight"
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "another architecture": (edited(model_type="llama"), r"model_type 'llama'; allowed: qwen3, qwen3_moe, deepseek_v3"),
+    "another architecture": (edited(model_type="mistral"), r"model_type 'mistral'; allowed: deepseek_v3, kimi_k2, llama"),
     "a bias": (edited(attention_bias=True), r"attention_bias is True; supported: False"),
     "quantised": (edited(quantization_config={"bits": 4}), r"quantization_config"),
     "more layers": (edited(num_hidden_layers=4), r"tensors are missing, the first is"),
@@ -238,12 +258,18 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no configuration": (lambda d: (d / "config.json").unlink(), r"no config.json"),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer"),
     "another's tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), r"tokenizer.json: no tokenizer can be read"),
-    "a list of formats": (lambda d: (d / "etude.json").write_text('{"format": ["x"]}'), r"format: found \['x'\]; allowed: compact"),
+    "a list of formats": (
+        lambda d: (d / "etude.json").write_text('{"format": ["x"]}'),
+        r"format: found \['x'\]; allowed: .*compact-1",
+    ),
     "a card that is a folder": (
         lambda d: (d / "etude.json").unlink() or (d / "etude.json").mkdir(),
         r"etude.json: cannot be read \(Is a directory",
     ),
-    "an unknown format": (lambda d: (d / "etude.json").write_text('{"format": "x"}'), r"chat format 'x'; allowed: compact-1"),
+    "an unknown format": (
+        lambda d: (d / "etude.json").write_text('{"format": "x"}'),
+        r"chat format 'x': not known; allowed: .*compact-1",
+    ),
     "a card that is none": (lambda d: (d / "etude.json").write_text("[]"), r"found list; allowed: a JSON object"),
     "a long context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 999}'), r"found 999"),
     "no context": (lambda d: (d / "etude.json").write_text('{"format": "compact-1", "context": 0}'), r"found 0; allowed: 33"),
@@ -260,7 +286,7 @@ def test_what_a_run_could_not_start_from_is_refused_by_name_and_nothing_is_store
     spoil, says = SPOILT[what]
     spoil(checkpoint)
     with pytest.raises(NotExchanged, match=says):
-        exchange.import_directory(objects, checkpoint)
+        exchange.import_checkpoint(objects, checkpoint)
     assert list(objects.list("checkpoints/")) == []
 
 
@@ -276,22 +302,38 @@ def test_a_directory_whose_tokenizer_cannot_be_read_is_not_exported(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_taken_is_refused_before_any_weights_are_read(
+    checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
+) -> None:
+    practise(objects, checkpoint)
+    for key in [key for key in objects.list(f"runs/{RUN}/policies/") if not key.endswith("manifest.json")]:
+        objects.delete(key)
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(NotExchanged, match="there is something already"):
+        exchange.export_run(objects, RUN, checkpoint)
+    with pytest.raises(NotExchanged, match="there is something already"):
+        exchange.export_directory(checkpoint, checkpoint)
+    with pytest.raises(NotExchanged, match=f"run {RUN}, version 1"):
+        exchange.export_run(objects, RUN, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_card_that_names_no_context_gets_as_many_tokens_as_there_are_positions(
     checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
 ) -> None:
     (checkpoint / "etude.json").write_text('{"format": "compact-1", "context": null}')
-    exchange.import_directory(objects, checkpoint, name="mine")
+    exchange.import_checkpoint(objects, checkpoint, name="mine")
     out = exchange.export_stored(objects, "mine", tmp_path / "out")
-    assert load_format(out).context == 256
+    assert load_renderer(out).context == 256
 
 
 def test_copies_of_the_embedding_are_taken_for_what_they_are(
     checkpoint: Path, objects: DirectoryObjects, tmp_path: Path
 ) -> None:
-    first = exchange.import_directory(objects, checkpoint, name="without")
+    first = exchange.import_checkpoint(objects, checkpoint, name="without")
     names = (HEAD, *(f"model.layers.2.{name}" for name in COPIES))
     retensored(lambda t: t.update({name: t[EMBEDDING].clone() for name in names}))(checkpoint)
-    assert exchange.import_directory(objects, checkpoint, name="with").parameters == first.parameters
+    assert exchange.import_checkpoint(objects, checkpoint, name="with").parameters == first.parameters
     out = exchange.export_stored(objects, "with", tmp_path / "out")
     assert not load_file(out / "model.safetensors").keys() & set(names)
 
@@ -304,17 +346,17 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(
     for name in ("tokenizer.json", "etude.json"):
         shutil.copyfile(made / name, narrow / name)
     with pytest.raises(NotExchanged, match=r"has \d+ tokens; config.json has room for 300"):
-        exchange.import_directory(objects, narrow)
+        exchange.import_checkpoint(objects, narrow)
 
 
 def test_a_name_is_never_given_to_other_weights(checkpoint: Path, objects: DirectoryObjects) -> None:
-    exchange.import_directory(objects, checkpoint, name="mine")
+    exchange.import_checkpoint(objects, checkpoint, name="mine")
     retensored(lambda tensors: tensors[NORM].add_(1))(checkpoint)
     with pytest.raises(NotExchanged, match="holds another checkpoint"):
-        exchange.import_directory(objects, checkpoint, name="mine")
+        exchange.import_checkpoint(objects, checkpoint, name="mine")
     for name in ("../escape", "a/b", "", ".hidden", "x" * 90):
         with pytest.raises(NotExchanged, match="--name"):
-            exchange.import_directory(objects, checkpoint, name=name or "é")
+            exchange.import_checkpoint(objects, checkpoint, name=name or "é")
 
 
 def test_on_the_command_line_errors_are_one_text_and_a_code(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,23 +1,32 @@
-"""Redis hangs: who waits for jobs says so, and a worker that was acknowledging goes on once Redis does."""
+"""The queues of jobs: long gradings delay no short one; when Redis hangs, graders and the service say so and recover."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Consumer, Message, Producer, Queue
+from redis import Redis
 
 from infra.servers import state as servers
 from services.reward.config import GraderSettings
-from services.reward.jobs import celery_app, watched
+from services.reward.grader import QUEUES
+from services.reward.jobs import LONG_QUEUE, QUEUE, celery_app, watched
 from shared import watch
+from shared.contracts.messages import RolloutScored
+from shared.environments import Environment, Grading
+from shared.environments.registry import Environments
+from shared.sandbox import connect as connect_sandbox
 from shared.telemetry import Health
-from tests.servers import need
+from tests.integration.reward_platform import RIGHT, platform
+from tests.servers import need, own_jobs
 
 WITHIN_S = 30.0
 
@@ -33,6 +42,7 @@ def hanging() -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.alone
 def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
     app = celery_app(need("ETUDE_JOBS")["ETUDE_JOBS"])
     app.conf.broker_transport_options = {"socket_connect_timeout": 1.0, "socket_timeout": 1.0}
@@ -55,6 +65,7 @@ def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
         queue.delete()
 
 
+@pytest.mark.alone
 def test_readyz_says_that_the_queue_is_away_until_it_answers_again(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
     monkeypatch.setattr(watch, "WITHIN_S", 0.5)
@@ -75,3 +86,69 @@ def test_readyz_says_that_the_queue_is_away_until_it_answers_again(tmp_path: Pat
             await until(lambda: health.ready)
 
     asyncio.run(scenario())
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Jobs through the embedded queue, then through a database of Redis of this test's own."""
+    if request.param == "embedded":
+        monkeypatch.delenv("ETUDE_JOBS", raising=False)
+        yield
+        return
+    url = own_jobs()
+    monkeypatch.setenv("ETUDE_JOBS", url)
+    yield
+    with Redis.from_url(url) as client:
+        client.flushdb()
+
+
+class Gated(Environments):
+    """Environments whose gradings of marked sources last until the gate opens."""
+
+    MARK = "# takes ten minutes\n"
+    gate: threading.Event
+    begun: threading.Event
+
+    def named(self, kind: str) -> Environment[Any, Any]:
+        environment, gate, begun = super().named(kind), self.gate, self.begun
+
+        class Behind(type(environment)):  # type: ignore[misc]
+            async def grade(self, items: Sequence[Grading]) -> Any:
+                if any(Gated.MARK in item.submission.files["main.py"] for item in items):
+                    begun.set()
+                    await asyncio.to_thread(gate.wait)
+                return await environment.grade(items)
+
+        return Behind(self.places)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_grading_that_takes_long_delays_no_short_one(tmp_path: Path) -> None:
+    """The short one is scored while the long one is being graded, by the same grader. It would wait for ever in one queue."""
+    Gated.gate, Gated.begun = threading.Event(), threading.Event()
+    functions = connect_sandbox("process", workers=1)
+
+    async def scenario() -> None:
+        queues = QUEUES["both"]
+        assert queues == (QUEUE, LONG_QUEUE)
+        async with platform(tmp_path, 30.0) as p, p.service(), p.grader_here(functions, queues, Gated):
+            try:
+                await p.announce()
+                await p.finish("long", Gated.MARK + RIGHT, grading_s=600.0)
+                assert await asyncio.to_thread(Gated.begun.wait, WITHIN_S)
+                for name in ("short", "shorter"):
+                    await p.finish(name, RIGHT)
+                    scored = await p.outcome(name)
+                    assert isinstance(scored, RolloutScored)
+                    assert scored.verdict.solved
+                assert "long" not in p.outcomes
+            finally:
+                Gated.gate.set()
+            scored = await p.outcome("long")
+            assert isinstance(scored, RolloutScored)
+            assert scored.verdict.solved
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        functions.close_sync()

@@ -17,12 +17,14 @@ from services.curator import build
 from services.curator.fuzz import MAX_VISIBLE, shown
 from services.curator.lift import MAX_CHARS, MAX_LINES
 from services.curator.mine import inventory
-from shared.problems import Hidden, Problem
+from shared.environments.function import gate
+from shared.objects.directory import DirectoryObjects
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.pack import decompress, read_hidden, read_problems
 from shared.problems.signatures import Signatures, fingerprint, write_signatures
 from shared.problems.splits import SPLITS, split_of
 from shared.problems.values import show
-from shared.sandbox import connect, gate
+from shared.sandbox import connect
 
 FILES = 45
 SANDBOX = "bubblewrap" if shutil.which("bwrap") else "process"
@@ -52,12 +54,12 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def pairs(folder: Path, split: str) -> list[tuple[Problem, Hidden]]:
+def pairs(folder: Path, split: str) -> list[tuple[FunctionProblem, FunctionHidden]]:
     hidden = {item.id: item for item in read_hidden((folder / f"{split}.hidden.jsonl.zst").read_bytes())}
     return [(item, hidden[item.id]) for item in read_problems((folder / f"{split}.public.jsonl.zst").read_bytes())]
 
 
-def everything(folder: Path) -> list[tuple[str, Problem, Hidden]]:
+def everything(folder: Path) -> list[tuple[str, FunctionProblem, FunctionHidden]]:
     return [(split, *pair) for split in SPLITS for pair in pairs(folder, split)]
 
 
@@ -213,7 +215,7 @@ def test_what_is_left_of_a_pack_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_imported_problems_are_not_replaced_by_mined_ones(tmp_path: Path) -> None:
-    build.write_own(tmp_path / "mine", {"rl": []})
+    build.write_own(tmp_path / "mine", {"rl": []}, DirectoryObjects(tmp_path / "objects"))
     before = sorted((tmp_path / "mine").iterdir())
     done = mutate(tmp_path / "mine")
     assert (done.returncode, sorted((tmp_path / "mine").iterdir())) == (2, before)

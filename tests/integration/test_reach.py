@@ -17,9 +17,10 @@ from minio.credentials import StaticProvider
 from sqlalchemy import text
 
 from etude import reach
-from shared import ledger
+from shared import ledger, objects
 from shared.settings import ServiceSettings
 from tests.servers import need, own_schema
+from tests.unconditional import unconditional
 
 WITHIN_S = 15.0
 
@@ -98,6 +99,7 @@ def test_wrong_keys_of_the_object_store(
 
 def test_an_access_key_that_may_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = need("ETUDE_OBJECTS")
+    assert asked(tmp_path, monkeypatch, **named)[0]  # its owner makes the bucket, where no other test did
     owner = StaticProvider(named["ETUDE_S3_ACCESS_KEY"], named["ETUDE_S3_SECRET_KEY"])
     admin = MinioAdmin(endpoint=named["ETUDE_OBJECTS"].rpartition("@")[2], credentials=owner, secure=False)
     name, secret = f"reader-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
@@ -111,6 +113,17 @@ def test_an_access_key_that_may_only_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert not ok
     assert "give it a policy" in words
     assert secret not in words
+
+
+def test_an_object_store_without_conditional_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = need("ETUDE_OBJECTS")
+    assert asked(tmp_path, monkeypatch, **named)[0]
+    with unconditional(named["ETUDE_OBJECTS"]) as address:
+        ok, words = asked(tmp_path, monkeypatch, ETUDE_OBJECTS=address)
+    assert not ok
+    for word in ("ETUDE_OBJECTS", address, "If-None-Match", "conditional writes"):
+        assert word in words
+    assert not list(objects.connect(named["ETUDE_OBJECTS"]).list("reach/"))
 
 
 def test_a_ledger_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

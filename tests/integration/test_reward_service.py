@@ -13,19 +13,18 @@ import pytest
 
 from services.reward import grader
 from shared.contracts import topics
-from shared.contracts.graded import Graded
-from shared.contracts.ids import attempt_prefix
+from shared.contracts.graded import Graded, verdict_key
 from shared.contracts.messages import (
     AttemptKey,
     RolloutFailed,
     RolloutScored,
-    RunControl,
     StopReason,
     Verdict,
 )
 from shared.contracts.run import Purpose, Ref, RewardConfig
-from shared.problems import Hidden
-from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, Breakable, case, platform
+from shared.problems import FunctionHidden
+from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, Breakable, case, key_of, platform
+from tests.ruling import status
 
 POISON = "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)"
 
@@ -82,14 +81,17 @@ def test_what_cannot_be_graded_fails_and_is_never_a_reward(tmp_path: Path) -> No
             await p.announce()
             missing = Ref(key="runs/none", size=1, checksum="0" * 32)
             damaged = p.objects.put("damaged", b"no trajectory")
-            verdict = f"{attempt_prefix(RUN, 'verdict', 0)}/verdict.json"
+            key = key_of("verdict")
+            verdict = verdict_key(RUN, key, p.keep(key, RIGHT))
             p.objects.put(verdict, msgspec.json.encode(Graded(verdict=Verdict(solved=True, passed=3, total=3))))
             path = tmp_path / "objects" / verdict
             path.write_bytes(path.read_bytes().replace(b"3", b"4"))
             async with p.grader_here():
                 await p.finish("missing", RIGHT, trajectory=missing)
                 await p.finish("damaged", RIGHT, trajectory=damaged)
-                await p.finish("unknown", RIGHT, pack_hidden=p.lines("packs/other", Hidden(id="q", cases=[case(1)])))
+                await p.finish(
+                    "unknown", RIGHT, pack_hidden=p.lines("packs/other", FunctionHidden(id="q", cases=[case(1)]))
+                )
                 await p.finish("verdict", RIGHT)
                 await p.finish("fine", RIGHT)
                 for name, reason in (
@@ -101,6 +103,8 @@ def test_what_cannot_be_graded_fails_and_is_never_a_reward(tmp_path: Path) -> No
                     failed = await p.outcome(name)
                     assert isinstance(failed, RolloutFailed)
                     assert reason in failed.reason
+                    assert failed.trajectory is not None
+                    assert failed.again == ("sample" if name in ("missing", "damaged") else "grade")
                 assert isinstance(await p.outcome("fine"), RolloutScored)
 
     asyncio.run(scenario())
@@ -193,6 +197,22 @@ def test_an_attempt_that_breaks_its_sandbox_takes_no_neighbour_along(tmp_path: P
     sandboxes.functions.close_sync()
 
 
+def test_two_rollouts_of_one_epoch_get_a_verdict_each_on_their_own_files(tmp_path: Path) -> None:
+    """Two workers may finish the same epoch. Neither gets the verdict on what the other one made, in whatever order."""
+
+    async def scenario() -> None:
+        async with platform(tmp_path) as p, p.service():
+            await p.announce()
+            async with p.grader_here():
+                for name, sources in (("a", (WRONG, RIGHT)), ("b", (RIGHT, WRONG))):
+                    sent = [await p.finish(name, source) for source in sources]
+                    await p.until(lambda name=name: len(p.outcomes.get(name, [])) == 2)
+                    told = {o.trajectory: o.verdict.solved for o in p.outcomes[name] if isinstance(o, RolloutScored)}
+                    assert [told[word.trajectory] for word in sent] == [source == RIGHT for source in sources]
+
+    asyncio.run(scenario())
+
+
 def test_the_first_verdict_wins(tmp_path: Path) -> None:
     """An attempt that comes again, to another grader, keeps the verdict that was written first."""
 
@@ -200,7 +220,8 @@ def test_the_first_verdict_wins(tmp_path: Path) -> None:
         async with platform(tmp_path) as p, p.service():
             await p.announce()
             earlier = Graded(verdict=Verdict(solved=False, passed=1, total=3), grader="earlier")
-            p.objects.put_if_absent(f"{attempt_prefix(RUN, 'a', 0)}/verdict.json", msgspec.json.encode(earlier))
+            key = key_of("a")
+            p.objects.put_if_absent(verdict_key(RUN, key, p.keep(key, RIGHT)), msgspec.json.encode(earlier))
             async with p.grader_here():
                 await p.finish("a", RIGHT)
                 first = await p.outcome("a")
@@ -260,7 +281,7 @@ def test_a_new_reward_configuration_in_mid_run_counts_for_its_attempts_alone(tmp
                 reward = RewardConfig(id="double", solved=2.0, length=None, behaviour={})
                 changed = msgspec.structs.replace(p.config, reward=reward)
                 ref = p.objects.put(f"runs/{RUN}/config-2.json", msgspec.json.encode(changed))
-                await p.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="reconfigure", config=ref))
+                await p.bus.publish(topics.RUNS_STATE, RUN, status(RUN, "running", ref))
                 await p.finish("old again", RIGHT)
                 scores = [await p.outcome(name) for name in ("early", "old again")]
             assert [(s.reward, s.reward_config) for s in scores if isinstance(s, RolloutScored)] == [

@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from shared.contracts import topics
-from shared.contracts.messages import AttemptKey, RolloutFinished, RunControl
+from shared.contracts.messages import AttemptKey, RolloutFinished
 from shared.contracts.run import Sampling
 from shared.contracts.trajectory import unpack, unpack_routing
 from shared.model import ModelConfig, Transformer, save_checkpoint
 from shared.telemetry import Health
 from tests.integration.engine_platform import ask
 from tests.integration.rollout_platform import RUN, Platform, eventually, make_checkpoint, platform
+from tests.ruling import status
 
 SESSIONS, AT_WORK = 64, 48
 START_S = 120  # on a machine that is busy with something else
@@ -81,7 +82,7 @@ async def said(p: Platform, name: str = "inference") -> dict[str, Any]:
 
 async def begin(p: Platform) -> None:
     config = p.objects.head(f"runs/{RUN}/config.json")
-    await p.bus.publish(topics.RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=config))
+    await p.bus.publish(topics.RUNS_STATE, RUN, status(RUN, "running", config))
 
 
 async def in_hand(p: Platform, health: Health) -> list[AttemptKey]:

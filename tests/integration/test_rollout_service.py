@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from services.rollout import runs
+from services.rollout.attempt import Occupied
 from services.rollout.config import RolloutSettings
 from services.rollout.engine_client import EngineClient
 from services.rollout.service import Worker
@@ -25,14 +26,15 @@ from shared.contracts.messages import (
     RolloutFailed,
     RolloutFinished,
     RolloutRequested,
-    RunControl,
     StopReason,
 )
 from shared.contracts.run import Purpose, Ref
 from shared.contracts.trajectory import unpack, unpack_routing
+from shared.environments import Places
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
 from tests.integration.rollout_platform import Engine, Platform, eventually, make_checkpoint, platform, routing_of
+from tests.ruling import status
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +193,51 @@ def test_a_pinned_attempt_is_served_by_its_version_or_fails_as_infrastructure(ru
     run(scenario)
 
 
+def test_evaluations_of_a_version_that_nobody_serves_take_no_place_from_training(run: Runner) -> None:
+    """Two places. One evaluation begins and another waits when the engine goes on to the next version; both come to their end
+    when an engine for evaluations serves theirs."""
+
+    async def scenario(p: Platform) -> None:
+        async with (
+            Engine(p.repairs, serial=1).running() as engine,
+            Engine(p.repairs, serial=1, name="spare", pool="evaluation").running() as spare,
+            p.worker(rollout_concurrency=2, rollout_pin_wait_s=60.0),
+        ):
+            await p.announce(engine)
+            engine.free.clear()
+            begun = await p.ask(p.request(pinned=1, purpose=Purpose.evaluate))
+            await eventually(lambda: engine.waiting == 1)
+            engine.serial = 2
+            await p.announce(engine)
+            engine.free.set()
+            for _ in range(3):
+                await p.ask(p.request(pinned=1, purpose=Purpose.evaluate))
+            trained = [await p.ask(p.request(policy_floor=2)) for _ in range(3)]
+            finished = await p.heard(topics.ROLLOUTS_FINISHED, 3)
+            assert {m.key.attempt for m in finished} == {key.attempt for key in trained}
+            await p.announce(spare)
+            finished = await p.heard(topics.ROLLOUTS_FINISHED, 7)
+            assert all(isinstance(m, RolloutFinished) for m in finished)
+            assert begun.attempt in {m.key.attempt for m in finished}
+            trained = [await p.ask(p.request(policy_floor=2)) for _ in range(3)]  # every place is there again
+            await p.heard(topics.ROLLOUTS_FINISHED, 10)
+
+    run(scenario)
+
+
+def test_a_worker_that_holds_nothing_says_which_replica_answers_nothing(run: Runner) -> None:
+    async def scenario(p: Platform) -> None:
+        async with Engine(p.repairs).running() as engine, p.worker():
+            await p.announce(engine)
+            await p.ask(p.request())
+            await p.heard(topics.ROLLOUTS_FINISHED, 1)
+            engine.dead = True
+            beat, *_ = await p.heard(topics.ATTEMPTS_PROGRESS, 1, lambda m: bool(getattr(m, "silent", [])))
+            assert (beat.silent, beat.attempts) == ([engine.name], {})
+
+    run(scenario)
+
+
 def test_cancel_submits_the_work_as_it_is_or_drops_it(run: Runner) -> None:
     async def scenario(p: Platform) -> None:
         engine = Engine(p.repairs, held=lambda prompt: p.chat.obs in prompt)  # after the edit and its test
@@ -237,7 +284,7 @@ def test_a_cancel_of_an_earlier_epoch_ends_nothing(run: Runner) -> None:
 
 def test_a_deadline_before_the_first_token_is_infrastructure(run: Runner) -> None:
     async def scenario(p: Platform) -> None:
-        async with Engine(p.repairs).running() as engine, p.worker():
+        async with Engine(p.repairs, slow=True).running() as engine, p.worker():
             engine.free.clear()
             await p.announce(engine)
             key = await p.ask(p.request())
@@ -301,7 +348,7 @@ def test_a_worker_that_must_leave_gives_back_what_it_holds(run: Runner) -> None:
 
 def test_a_paused_run_gets_no_new_attempts_but_evaluations_go_on(run: Runner) -> None:
     async def scenario(p: Platform) -> None:
-        await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="pause"))
+        await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "paused"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
             await asyncio.sleep(0.3)
@@ -309,7 +356,7 @@ def test_a_paused_run_gets_no_new_attempts_but_evaluations_go_on(run: Runner) ->
             evaluated = await p.ask(p.request(pinned=0, purpose=Purpose.evaluate))
             (first,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert first.key.attempt == evaluated.attempt
-            await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="resume"))
+            await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "running"))
             results = await p.heard(topics.ROLLOUTS_FINISHED, 2)
             assert results[1].key.attempt == trained.attempt
 
@@ -350,13 +397,13 @@ def test_old_words_about_a_run_that_goes_on_lose_no_request(run: Runner) -> None
     """Who has just begun to listen hears that the run was finished, then that it was resumed."""
 
     async def scenario(p: Platform) -> None:
-        await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="finished"))
+        await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "finished"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
             await asyncio.sleep(0.3)
             asked = await p.ask(p.request())
             await asyncio.sleep(0.3)
-            await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="resume"))
+            await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "running"))
             (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert finished.key.attempt == asked.attempt
 
@@ -370,7 +417,7 @@ def test_a_request_to_a_run_that_seems_finished_is_given_back_not_dropped(
     monkeypatch.setattr(runs, "SURE_AFTER_S", 0.0)
 
     async def scenario(p: Platform) -> None:
-        await p.bus.publish(topics.RUNS_CONTROL, "r-test", RunControl(run="r-test", action="finished"))
+        await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "finished"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
             await asyncio.sleep(0.3)
@@ -427,23 +474,23 @@ def test_a_request_that_comes_again_before_its_claim_is_not_acknowledged(run: Ru
         config = RolloutSettings(state=p.state, name="w")
         async with EngineClient(probe_s=1.0) as client:
             functions = sandbox.connect("process", 1)
-            worker = Worker(config, p.bus, objects, functions, Health("rollout", config), client)
-            request = p.request()
+            worker = Worker(config, p.bus, objects, Places(functions=functions), Health("rollout", config), client)
+            request, places = p.request(), asyncio.Semaphore(4)
             first, second, third, fourth = (Handed(request) for _ in range(4))
-            preparing = asyncio.create_task(worker.attempt(first))
+            preparing = asyncio.create_task(worker.attempt(first, Occupied(places)))
             await asyncio.to_thread(objects.asked.wait, 20)
-            await worker.attempt(second)
+            await worker.attempt(second, Occupied(places))
             assert (first.answer, second.answer) == ("", "retry")
             objects.on.set()
             await preparing  # it failed: had the second been acknowledged, nobody would ask again
             assert first.answer == "retry"
 
             objects.fails = False
-            running = asyncio.create_task(worker.attempt(third))
+            running = asyncio.create_task(worker.attempt(third, Occupied(places)))
             await eventually(lambda: third.answer == "done")
             claims = await p.heard(topics.ATTEMPTS_PROGRESS, 1)
             assert [c.key for c in claims] == [request.key]
-            await worker.attempt(fourth)
+            await worker.attempt(fourth, Occupied(places))
             assert fourth.answer == "done"  # the claim is durable
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from services.inference.candidates import FAILURES_TOLERATED
 from shared.contracts.ids import policy_prefix
-from shared.contracts.messages import RunControl
-from shared.contracts.topics import RUNS_CONTROL
+from shared.contracts.topics import RUNS_STATE
 from tests.integration.engine_platform import RUN, Store, another_base, ask, body_of, until
 from tests.integration.sglang_world import World, quick, world
+from tests.ruling import status
 
 __all__ = ["quick", "world"]
 DEEPSEEK = {  # without YaRN, which SGLang does not compute on a CPU
@@ -90,7 +90,7 @@ def test_a_run_that_no_server_comes_up_with_gives_the_replica_back_until_it_is_s
             assert (await ask(url, "/pin", {"serial": 0}))[0] == 200
             assert (await ask(url, "/pin", {"serial": -1}))[0] == 200
             w.wrong()
-            await w.p.bus.publish(RUNS_CONTROL, "r-large", RunControl(run="r-large", action="resume"))
+            await w.p.bus.publish(RUNS_STATE, "r-large", status("r-large", "running"))
             await until(lambda: replica.agent.run_id == "r-large")
             await w.ready(replica)
 

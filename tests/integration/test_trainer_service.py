@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,20 +27,23 @@ from shared.bus import Bus
 from shared.contracts.messages import (
     Alert,
     GroupQuarantined,
+    GroupReady,
     IncarnationStarted,
     PolicyPublished,
-    RunControl,
+    Rollback,
     StepCommitted,
 )
+from shared.contracts.run import Ref
 from shared.contracts.topics import (
     ALERTS,
     GROUPS_QUARANTINED,
     GROUPS_READY,
     POLICIES_PUBLISHED,
-    RUNS_CONTROL,
+    RUNS_STATE,
     STEPS_COMMITTED,
 )
 from shared.objects import Objects, connect
+from tests.ruling import status
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 120
@@ -77,8 +81,10 @@ def state(tmp_path: Path) -> Iterator[Path]:
 class World:
     """What the other services would hear."""
 
-    def __init__(self, bus: Bus, objects: Objects) -> None:
-        self.bus, self.objects = bus, objects
+    def __init__(self, bus: Bus, objects: Objects, state: Path) -> None:
+        self.bus, self.objects, self._state = bus, objects, state
+        self.config: Ref | None = None
+        self.trainers: list[Process] = []
         self.heard: list[msgspec.Struct] = []
         self.task = asyncio.create_task(self._listen())
 
@@ -97,37 +103,59 @@ class World:
             assert time.monotonic() < deadline, [type(m).__name__ for m in self.heard]
             await asyncio.sleep(0.05)
 
+    def start_trainer(self, name: str = "trainer-test") -> None:
+        self.trainers.append(Process(self._state, name))
+
+    async def say(self, state: str, *configs: Ref, **more: object) -> None:
+        await self.bus.publish(RUNS_STATE, RUN, status(RUN, state, *configs, **more))
+
     async def announce(self, *numbers: int) -> None:
         for number in numbers:
-            ready = group(self.objects, number)
-            await self.bus.publish(GROUPS_READY, RUN, ready)
+            await self.bus.publish(GROUPS_READY, RUN, self.ready(number))
+
+    def ready(self, number: int) -> GroupReady:
+        """Return the group's announcement, to the newest trainer that was heard of, as the scheduler makes it."""
+        newest = max((begun.incarnation for begun in self.of(IncarnationStarted)), default=0)
+        return msgspec.structs.replace(group(self.objects, number), incarnation=newest)
+
+
+@contextlib.asynccontextmanager
+async def started(state: Path, tmp_path: Path) -> AsyncIterator[World]:
+    """Start a run with one trainer, and wait for its first version. Kill all trainers at the end."""
+    objects = connect(f"file:{state / 'objects'}")
+    bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
+    world = World(bus, objects, state)
+    try:
+        world.config = put_config(objects, run_config(objects, tmp_path / "base"))
+        await world.say("running", world.config)
+        world.start_trainer()
+        await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+        yield world
+    finally:
+        for trainer in world.trainers:
+            trainer.kill()
+        world.task.cancel()
+        await bus.close()
 
 
 def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path, tmp_path: Path) -> None:
     """Steps 1 to 3, checkpoint at 2, kill; the ledger announces everything again; steps 3 and 4; SIGTERM; resume."""
 
     async def scenario() -> None:
-        objects = connect(f"file:{state / 'objects'}")
-        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
-        world = World(bus, objects)
-        ref = put_config(objects, run_config(objects, tmp_path / "base"))
-        await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
-        trainer = Process(state)
-        try:
-            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+        async with started(state, tmp_path) as world:
             await world.announce(0, 1, 2, 3, 3, 4, 5)
             await world.until(lambda: len(world.of(StepCommitted)) == 3)
-            trainer.kill()
+            world.trainers[-1].kill()
 
-            trainer = Process(state)
+            world.start_trainer()
             await world.until(lambda: len(world.of(IncarnationStarted)) == 2)
             assert world.of(IncarnationStarted)[-1].step == 2
-            damaged = group(objects, 6)
-            objects.delete(damaged.members[0].trajectory.key)
-            await bus.publish(GROUPS_READY, RUN, damaged)
+            damaged = world.ready(6)
+            world.objects.delete(damaged.members[0].trajectory.key)
+            await world.bus.publish(GROUPS_READY, RUN, damaged)
             await world.announce(0, 1, 2, 3, 4, 5, 7, 8)
             await world.until(lambda: [c for c in world.of(StepCommitted) if (c.incarnation, c.step) == (1, 4)])
-            assert trainer.drain() == 0
+            assert world.trainers[-1].drain() == 0
 
             (quarantined,) = world.of(GroupQuarantined)
             assert quarantined.group == "g-6"
@@ -142,7 +170,8 @@ def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path
             published = {p.serial: p for p in world.of(PolicyPublished)}
             assert sorted(published) == list(range(7))
             digests = [
-                weights.read_manifest(objects, published[s].manifest).checksum for s in (lost.serial, again.serial)
+                weights.read_manifest(world.objects, published[s].manifest).checksum
+                for s in (lost.serial, again.serial)
             ]
             assert digests[0] == digests[1]  # the same groups gave the same weights, bit for bit
 
@@ -154,46 +183,27 @@ def test_kill_minus_nine_between_checkpoints_trains_every_group_once(state: Path
                 cli.app, ["verify", "--engine", "http://127.0.0.1:9"], env={"ETUDE_STATE": str(state)}
             )
             assert unasked.exit_code == 1, "an engine that does not answer is not verified"
-        finally:
-            trainer.kill()
-            world.task.cancel()
-            await bus.close()
 
     asyncio.run(scenario())
 
 
 def test_a_paused_run_trains_what_is_complete_a_held_one_does_not_and_both_go_on(state: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
-        objects = connect(f"file:{state / 'objects'}")
-        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
-        world = World(bus, objects)
-        ref = put_config(objects, run_config(objects, tmp_path / "base"))
-
-        async def say(action: str, **options: object) -> None:
-            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action=action, **options))  # type: ignore[arg-type]
-
-        await say("start", config=ref)
-        trainer = Process(state)
-        try:
-            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
-            await say("pause")
+        async with started(state, tmp_path) as world:
+            await world.say("paused")
             await asyncio.sleep(0.5)  # the trainer has heard of it
             await world.announce(0, 1, 2)
             await world.until(lambda: len(world.of(StepCommitted)) == 1)
             # Nothing else is complete, so the step is safe in a checkpoint although none is due.
-            await world.until(lambda: any("/checkpoints/" in key for key in objects.list(f"runs/{RUN}/")))
-            await say("pause", drain=False)
+            await world.until(lambda: any("/checkpoints/" in key for key in world.objects.list(f"runs/{RUN}/")))
+            await world.say("paused", drain=False)
             await asyncio.sleep(0.5)
             await world.announce(3)
             await asyncio.sleep(3)
             assert len(world.of(StepCommitted)) == 1
-            await say("resume")
+            await world.say("running")
             await world.until(lambda: len(world.of(StepCommitted)) == 2)
             assert [set(c.groups) for c in world.of(StepCommitted)] == [{"g-0", "g-1"}, {"g-2", "g-3"}]
-        finally:
-            trainer.kill()
-            world.task.cancel()
-            await bus.close()
 
     asyncio.run(scenario())
 
@@ -202,45 +212,30 @@ def test_a_held_run_goes_back_to_a_version_and_on_from_there(state: Path, tmp_pa
     """Three steps, pause, back to version 1, killed, started again: still there. Then resumed with other groups."""
 
     async def scenario() -> None:
-        objects = connect(f"file:{state / 'objects'}")
-        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
-        world = World(bus, objects)
-        ref = put_config(objects, run_config(objects, tmp_path / "base"))
-
-        async def say(action: str, **options: object) -> None:
-            await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action=action, **options))  # type: ignore[arg-type]
-
-        await say("start", config=ref)
-        trainer = Process(state)
-        try:
-            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+        async with started(state, tmp_path) as world:
             await world.announce(0, 1, 2, 3, 4, 5)
             await world.until(lambda: len(world.of(StepCommitted)) == 3)
-            await say("pause", drain=False)
-            await say("rollback", serial=99, id="nowhere")
+            await world.say("paused", drain=False)
+            await world.say("paused", drain=False, rollback=Rollback(99, "nowhere"))
             await world.until(lambda: any(a.name == "rollback_refused" for a in world.of(Alert)))
-            await say("rollback", serial=1, id="back")
+            await world.say("paused", drain=False, rollback=Rollback(1, "back"))
             await world.until(lambda: len(world.of(PolicyPublished)) == 5)
             back = world.of(PolicyPublished)[-1]
             assert (back.incarnation, back.step, back.parent) == (1, 1, -1)
             digests = [
-                weights.read_manifest(objects, p.manifest).checksum
+                weights.read_manifest(world.objects, p.manifest).checksum
                 for p in world.of(PolicyPublished)
                 if p.serial in (1, back.serial)
             ]
             assert digests[0] == digests[1]
-            trainer.kill()
-            trainer = Process(state)
+            world.trainers[-1].kill()
+            world.start_trainer()
             await world.until(lambda: len(world.of(PolicyPublished)) == 6)
             again = world.of(PolicyPublished)[-1]
             assert (again.incarnation, again.step) == (2, 1)
-            await say("resume")
+            await world.say("running", rollback=Rollback(1, "back"))
             await world.announce(2, 3)
             await world.until(lambda: [c for c in world.of(StepCommitted) if (c.incarnation, c.step) == (2, 2)])
-        finally:
-            trainer.kill()
-            world.task.cancel()
-            await bus.close()
 
     asyncio.run(scenario())
 
@@ -250,31 +245,38 @@ def test_an_heir_gets_the_groups_that_its_living_predecessor_heard_of(state: Pat
     not ready, and leaves the run to the other."""
 
     async def scenario() -> None:
-        objects = connect(f"file:{state / 'objects'}")
-        bus = buses.connect(f"sqlite:{state / 'bus.db'}", client="test")
-        world = World(bus, objects)
-        ref = put_config(objects, run_config(objects, tmp_path / "base"))
-        await bus.publish(RUNS_CONTROL, RUN, RunControl(run=RUN, action="start", config=ref))
-        trainers = [Process(state)]
-        try:
-            await world.until(lambda: len(world.of(PolicyPublished)) == 1)
+        async with started(state, tmp_path) as world:
             await world.announce(0)
             await asyncio.sleep(1)  # acknowledged, and waiting for a second group to make a step
-            trainers.append(Process(state, "trainer-heir"))
+            world.start_trainer("trainer-heir")
             await world.until(lambda: len(world.of(IncarnationStarted)) == 2)
             for number in (0, 1):  # as the scheduler does: all that waits, to the new incarnation
-                ready = msgspec.structs.replace(group(objects, number), incarnation=1)
-                await bus.publish(GROUPS_READY, RUN, ready)
+                ready = msgspec.structs.replace(group(world.objects, number), incarnation=1)
+                await world.bus.publish(GROUPS_READY, RUN, ready)
             await world.until(lambda: len(world.of(StepCommitted)) == 1)
             (committed,) = world.of(StepCommitted)
             assert (committed.incarnation, set(committed.groups)) == (1, {"g-0", "g-1"})
             assert "superseded" in (state / "trainer.log").read_text()
             assert len(world.of(IncarnationStarted)) == 2
-            assert trainers[0].drain() == 0
-        finally:
-            for trainer in trainers:
-                trainer.kill()
-            world.task.cancel()
-            await bus.close()
+            assert world.trainers[0].drain() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_no_replica_can_read_is_published_again_once(state: Path, tmp_path: Path) -> None:
+    """A step, its version is damaged, the word comes twice; another step."""
+
+    async def scenario() -> None:
+        async with started(state, tmp_path) as world:
+            await world.announce(0, 1)
+            await world.until(lambda: len(world.of(StepCommitted)) == 1)
+            for _ in range(2):
+                await world.say("running", damaged=1)
+            await world.until(lambda: len(world.of(PolicyPublished)) == 3)
+            again = world.of(PolicyPublished)[-1]
+            assert (again.serial, again.parent, again.step) == (2, -1, 1)
+            await world.announce(2, 3)
+            await world.until(lambda: len(world.of(StepCommitted)) == 2)
+            assert [(p.serial, p.parent) for p in world.of(PolicyPublished)] == [(0, -1), (1, 0), (2, -1), (3, 2)]
 
     asyncio.run(scenario())

@@ -53,6 +53,17 @@ app.kubernetes.io/component: {{ .name }}
 {{- if include "etude.sglang" . }}
 - {name: ETUDE_ENGINE, value: sglang}
 {{- end }}
+{{- if include "etude.opensPods" . }}
+- {name: ETUDE_SANDBOX, value: kubernetes}
+- {name: ETUDE_SANDBOX_NAMESPACE, value: {{ .root.Values.sandboxes.kubernetes.namespace }}}
+- {name: ETUDE_SANDBOX_LOADER, value: {{ include "etude.loader" .root }}}
+{{- with .root.Values.sandboxes.kubernetes.runtimeClass }}
+- {name: ETUDE_SANDBOX_RUNTIME, value: {{ . }}}
+{{- end }}
+{{- with .root.Values.sandboxes.kubernetes.image }}
+- {name: ETUDE_SANDBOX_IMAGE, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
 {{- if eq .name "console" }}
 # Each pod has a state directory of its own: `etude status`, asked for in the console's pod, reads this, too.
 - {name: ETUDE_NEIGHBOURS, value: {{ include "etude.neighbours" . | squote }}}
@@ -75,4 +86,80 @@ app.kubernetes.io/component: {{ .name }}
 {{- range $name, $value := .service.environment }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
+{{- end }}
+
+{{/* Not empty: worker pods see an unmasked /proc, so that sandboxes can mount their own. */}}
+{{- define "etude.unmasked" -}}
+{{- $said := .Values.sandboxes.unmasked | toString }}
+{{- if not (has $said (list "auto" "true" "false")) }}
+{{- fail (printf "sandboxes.unmasked: found %s; allowed: auto, true, false" $said) }}
+{{- end }}
+{{- if or (eq $said "true") (and (eq $said "auto") (semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version)) }}yes{{ end }}
+{{- end }}
+
+{{/* The image of workers, which brings the loop into sandboxes' pods. */}}
+{{- define "etude.loader" -}}
+{{ .Values.images.registry }}etude/worker:{{ .Values.images.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Not empty: the service opens sandboxes in pods. */}}
+{{- define "etude.opensPods" -}}
+{{- if and .root.Values.sandboxes.kubernetes.enabled (eq .service.image "worker") }}yes{{ end }}
+{{- end }}
+
+{{/* The pod of a pool; shared/sandbox/pods/objects.py makes the same, and a test compares the two. */}}
+{{- define "etude.sandboxPod" -}}
+{{- $kubernetes := .root.Values.sandboxes.kubernetes }}
+{{- $memory := int .pool.memoryMb }}
+restartPolicy: Never
+automountServiceAccountToken: false
+enableServiceLinks: false
+hostUsers: false
+hostname: sandbox
+dnsPolicy: None
+dnsConfig: {nameservers: [127.0.0.1]}
+terminationGracePeriodSeconds: 0
+{{- with $kubernetes.runtimeClass }}
+runtimeClassName: {{ . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 61000
+  runAsGroup: 61000
+  fsGroup: 61000
+  seccompProfile: {type: Localhost, localhostProfile: {{ .root.Values.sandboxes.seccompProfile }}}
+  appArmorProfile: {type: {{ .root.Values.sandboxes.appArmor }}}
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+initContainers:
+  - name: loader
+    image: {{ include "etude.loader" .root }}
+    command: [python, -m, shared.sandbox.pods.install, /install]
+    securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+    volumeMounts: [{name: loop, mountPath: /install}]
+    resources: {limits: {memory: 512Mi}}
+containers:
+  - name: sandbox
+    image: {{ .pool.image }}
+    command: ["/.etude/libraries/loader", "--library-path", "/.etude/libraries", "/.etude/bin/python3", "-I", "-S", "-X", "utf8", "-c", "import runpy, sys; sys.path.insert(0, '/.etude-code'); runpy.run_module('shared.sandbox.inside.porter', run_name='__main__', alter_sys=True)"]
+    workingDir: /
+    env: [{name: LD_PRELOAD, value: ""}, {name: LD_LIBRARY_PATH, value: ""}, {name: LD_AUDIT, value: ""}]
+    securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, procMount: Unmasked, capabilities: {drop: [ALL]}}
+    resources:
+      requests: {memory: {{ $memory }}Mi, cpu: 100m}
+      limits: {memory: {{ $memory }}Mi, cpu: 2000m}
+    volumeMounts:
+      - {name: loop, mountPath: /.etude, subPath: home, readOnly: true}
+      - {name: loop, mountPath: /.etude-code, subPath: code, readOnly: true}
+      - {name: layer, mountPath: /.etude-layer}
+      - {name: scratch, mountPath: /.etude-scratch}
+      {{- range $at, $path := list "/workspace" "/home/agent" "/tmp" "/var/tmp" "/opt/etude" }}
+      - {name: places, mountPath: {{ $path }}, subPath: {{ $at | quote }}}
+      {{- end }}
+volumes:
+  - {name: loop, emptyDir: {}}
+  - {name: layer, emptyDir: {sizeLimit: {{ mul (int .pool.diskMb) 4 }}Mi}}
+  - {name: scratch, emptyDir: {medium: Memory, sizeLimit: {{ min 128 (max 1 (div $memory 4)) }}Mi}}
+  - {name: places, emptyDir: {sizeLimit: 1Mi}}
 {{- end }}

@@ -1,4 +1,4 @@
-"""Pause, resume, stop, go back to a version: each is one message on `runs.control`, which the scheduler and everybody else follow.
+"""Pause, resume, stop, go back to a version: each is one command on `runs.commands`, which the scheduler applies and answers.
 
 The topic is the record of who did what when: it is kept for a year, and the run's page shows it.
 """
@@ -6,7 +6,6 @@ The topic is the record of who did what when: it is kept for a year, and the run
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,11 +15,12 @@ import structlog
 from aiohttp import web
 
 from services.console.board import RunBoard
-from services.console.control import REASON_CHARS, Done, allowed
+from services.console.control import REASON_CHARS
 from services.console.site import ACCESS, form_of, require_operator, run_of
 from shared.bus import BusUnavailable
-from shared.contracts.messages import RunControl
-from shared.contracts.topics import RUNS_CONTROL
+from shared.contracts.life import offered
+from shared.contracts.messages import RunCommand
+from shared.contracts.topics import RUNS_COMMANDS
 
 PUBLISH_WITHIN_S = 10.0
 SEEN_WITHIN_S = 2.0  # the page after the action shows it, unless the bus is slow
@@ -34,23 +34,19 @@ async def act(request: web.Request) -> web.Response:
     form = await form_of(request)
     person = require_operator(request, str(form.get("form_key", "")))
     run, action = run_of(request), request.match_info["action"]
-    if action not in allowed(run.state):
+    if action not in offered(run.state):
         raise web.HTTPConflict(reason=f"{run.run} is {run.state.value}: {action} does not apply. Nothing was done.")
     drain = action != "pause" or _drain([str(value) for value in form.getall("drain", [])])
-    serial, word = None, ""
-    if action == "rollback":
-        serial, word = _version(run, str(form.get("version", ""))), secrets.token_hex(8)
-    message = RunControl(
+    command = RunCommand(
         run=run.run,
         action=action,
-        serial=serial,
-        id=word,
+        serial=_version(run, str(form.get("version", ""))) if action == "rollback" else None,
         reason=reason_of(form),
         drain=drain,
         by=person.name,
     )
-    await say(request, message)
-    await heard(lambda: any(_same(done, message) for done in run.done[-3:]))
+    await say(request, command)
+    await heard(lambda: run.answered == command.id)
     raise web.HTTPSeeOther(f"/runs/{quote(run.run, safe='')}")
 
 
@@ -59,23 +55,23 @@ def reason_of(form: Mapping[str, Any]) -> str:
     return " ".join(str(form.get("reason", "")).split())[:REASON_CHARS]
 
 
-async def say(request: web.Request, word: RunControl) -> None:
-    """Publishes it, and leaves who said what from where in the log. Raises HTTPServiceUnavailable."""
+async def say(request: web.Request, command: RunCommand) -> None:
+    """Publish a command, and log who gave it from where. Raises HTTPServiceUnavailable."""
     bus, told = (
         request.app[ACCESS].bus,
-        {"run": word.run, "action": word.action, "by": word.by, "address": request.remote},
+        {"run": command.run, "action": command.action, "by": command.by, "address": request.remote},
     )
     try:
         if bus is None:
             raise BusUnavailable("not connected yet")
         async with asyncio.timeout(PUBLISH_WITHIN_S):
-            await bus.publish(RUNS_CONTROL, word.run, word)
+            await bus.publish(RUNS_COMMANDS, command.run, command)
     except (BusUnavailable, TimeoutError) as error:
         log.warning("action_unsure", **told, error=str(error))
         raise web.HTTPServiceUnavailable(
-            reason=f"The bus does not answer. Whether {word.action} was said is not known; the run's page will show it if it was."
+            reason=f"The bus does not answer. Whether it got {command.action} is not known; the run's page shows it if it did."
         ) from None
-    log.info("action", **told, reason=word.reason)
+    log.info("action", **told, reason=command.reason)
 
 
 def _drain(said: Sequence[str]) -> bool:
@@ -95,12 +91,8 @@ def _version(run: RunBoard, text: str) -> int:
     return serial
 
 
-def _same(done: Done, word: RunControl) -> bool:
-    return (done.by, done.reason) == (word.by, word.reason) and done.action.startswith(word.action)
-
-
 async def heard(there: Callable[[], bool]) -> None:
-    """Until the board has heard what we said, so that the page after it shows it; not for long."""
+    """Until the scheduler has answered, so that the page after it shows what became of it; not for long."""
     until = time.monotonic() + SEEN_WITHIN_S
     while not there() and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

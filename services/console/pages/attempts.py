@@ -8,13 +8,14 @@ from typing import Any
 
 from aiohttp import web
 
-from services.console import transcript
+from services.console import changes, problem_view, transcript
+from services.console.conversation import conversation
 from services.console.evidence import given
 from services.console.fate import fate, mismatches
 from services.console.site import LIBRARY, number, page, run_of
 from shared.contracts.messages import RolloutScored
 from shared.contracts.run import Purpose
-from shared.contracts.trajectory import Trajectory
+from shared.contracts.trajectory import Submission, Trajectory
 from shared.objects import ObjectDamaged, ObjectMissing
 
 PER_PAGE = 50
@@ -76,12 +77,17 @@ async def attempt_page(request: web.Request) -> web.Response:
         evaluating = trajectory.key.purpose == Purpose.evaluate and config.eval_pack
         pack = config.eval_pack if evaluating else config.pack
         problem = await attempted("problem", library.problem, pack, trajectory.key.problem)
+    brief = await attempted("what the agent was told", library.brief, problem) if problem else None
+    submission = trajectory.submission if trajectory else Submission()
+    paths, before = [*submission.files, *submission.changes], None
+    if problem and paths:
+        before = await attempted("files before the attempt", library.given, problem, paths)
     segments = trajectory.segments if trajectory else []
     chosen = min(number(request.query.get("segment", "0"), 0), max(0, len(segments) - 1))
     first = number(request.query.get("token", "0"), 0)
     row = number(request.query.get("row", str(first)), 0)
     key = scored.key if scored else trajectory.key if trajectory else None
-    graded = await attempted("what the grader found", library.graded, run.run, key) if scored else None
+    graded = await attempted("what the grader found", library.graded, run.run, key, ref) if scored else None
     experts = None
     if trajectory and trajectory.routing and segments:
         reading = (trajectory.routing, chosen, row, ROWS_PER_PAGE)
@@ -99,7 +105,7 @@ async def attempt_page(request: web.Request) -> web.Response:
             attempt=attempt,
             scored=scored,
             trajectory=trajectory,
-            problem=problem,
+            problem=problem_view.view(problem, brief) if problem else None,
             troubles=troubles,
             given=given(scored, graded, segments) if scored else [],
             fate=whose,
@@ -109,14 +115,14 @@ async def attempt_page(request: web.Request) -> web.Response:
             rows_per_page=ROWS_PER_PAGE,
             experts=experts,
             many_layers=MANY_LAYERS,
-            conversation=[list(transcript.blocks(segment, chat)) for segment in segments],
+            conversation=conversation(segments, chat, brief),
             versions=versions,
             chosen=chosen,
             first=first,
             per_page=TOKENS_PER_PAGE,
             tokens=transcript.tokens(segments[chosen], chat, first, TOKENS_PER_PAGE) if segments else [],
             length=len(segments[chosen].tokens) if segments else 0,
-            difference=transcript.diff(problem.files, trajectory.files) if problem and trajectory else [],
+            changes=changes.of(submission, before),
         )
 
     return await asyncio.to_thread(render)

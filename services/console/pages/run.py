@@ -8,10 +8,10 @@ import time
 from aiohttp import web
 
 from services.console import starting
-from services.console.control import allowed
 from services.console.curves import HEADLINES, curves, draw
 from services.console.rotation import standings
 from services.console.site import BOARD, HTTP, LIBRARY, WATCHER, page, run_of
+from shared.contracts.life import offered
 from shared.objects import ObjectDamaged, ObjectMissing
 
 
@@ -33,7 +33,7 @@ async def run_page(request: web.Request) -> web.Response:
         details=charts[HEADLINES:],
         replicas=[s for s in standings(board, beside, time.time()) if s.replica.run == run.run],
         alerts=[a for a in board.alerts if a.run == run.run][:8],
-        actions=allowed(run.state),
+        actions=offered(run.state),
         in_the_way=starting.in_the_way(board.runs.values()),
         evals=sorted(run.evals.values(), key=lambda e: e.serial),
     )

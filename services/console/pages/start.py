@@ -1,4 +1,4 @@
-"""A new run from the configuration that another one was started with: its configuration is stored, then one word is said."""
+"""A new run from the configuration that another one was started with: its configuration is stored, then one command is given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.console import starting
 from services.console.pages import actions
 from services.console.site import BOARD, LIBRARY, STARTS, form_of, require_operator, run_of
 from shared.contracts.ids import new_run_id
-from shared.contracts.messages import RunControl
+from shared.contracts.messages import RunCommand
 from shared.objects import ObjectDamaged, ObjectMissing
 
 
@@ -39,8 +39,8 @@ async def start(request: web.Request) -> web.Response:
         except OSError as error:
             raise web.HTTPServiceUnavailable(reason=f"The object store: {error}. Nothing was done.") from None
         reason = " ".join([f"as {old.run} was", actions.reason_of(form)]).strip()
-        word = RunControl(run=run, action="start", config=ref, reason=reason, by=person.name)
+        command = RunCommand(run=run, action="start", config=ref, reason=reason, by=person.name)
         starts.note(run)
-        await actions.say(request, word)
-        await actions.heard(lambda: run in board.runs)
+        await actions.say(request, command)
+        await actions.heard(lambda: run in board.runs and board.runs[run].answered == command.id)
     raise web.HTTPSeeOther(f"/runs/{quote(run, safe='')}")

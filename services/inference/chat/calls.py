@@ -1,57 +1,46 @@
-"""Tool calls in the form of Hermes and Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Pure, never raises.
+"""Tool calls within an answer, as OpenAI's clients get them. Pure, never raises. Which form is read, the checkpoint says
+(shared.renderers.calls).
 
-Invariants: the parts of a text, joined, are the text; what is not exactly that form is text, whatever it was meant to be.
+Invariants: the parts of a text, joined, are the text; what is no well-formed call is text, and so is a call inside of thinking.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
+from shared.chat.reader import begun
+from shared.renderers.calls import Calls, Schemas
+from shared.renderers.calls import Part as Read
+from shared.renderers.calls.hermes import CLOSE, OPEN, Hermes
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+HERMES: Calls = Hermes()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """`arguments`: a JSON object, as the model wrote it. `source`: the call as it stood in the text, with the white space
-    around it, which a template writes by itself."""
+    and the marks around it, which a template writes by itself."""
 
     name: str
     arguments: str
     source: str
 
 
-class _Written(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw
-
-
-_SPACE = re.compile(r"\s*")
-# Objects become tuples of pairs: none is taken for an array, and a key that stands there twice is seen.
-_DECODER = json.JSONDecoder(object_pairs_hook=tuple)
-
-
-def parse(text: str) -> list[str | Call]:
-    """The parts of a text, in order."""
+def parse(text: str, calls: Calls = HERMES, thinking: bool = False, schemas: Schemas | None = None) -> list[str | Call]:
+    """The parts of a text, in order. `thinking`: the prompt has opened a block of thinking. `schemas`: of the tools' parameters, by
+    name, for forms of calls that write no types."""
     parts: list[str | Call] = []
-    done = at = 0  # before `done` every character is in a part; before `at` no further call begins
-    while (start := text.find(OPEN, at)) >= 0:
-        at = start + len(OPEN)
-        found = _read(text, at)
-        if found is None:
+    read = calls.parts(text, thinking, schemas)
+    done = 0
+    for i, part in enumerate(read):
+        if part.kind != "call" or part.error is not None:
             continue
-        name, arguments, end = found
-        begin = done + len(text[done:start].rstrip())
-        end = _past_space(text, end)
+        begin, end = _around(text, read, i, done)
         if begin > done:
             parts.append(text[done:begin])
-        parts.append(Call(name, arguments, text[begin:end]))
-        done = at = end
+        parts.append(Call(part.name, part.written, text[begin:end]))
+        done = end
     if done < len(text):
         parts.append(text[done:])
     return parts
@@ -61,44 +50,27 @@ def content_of(parts: Sequence[str | Call]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def settled(text: str) -> int:
+def settled(text: str, calls: Calls = HERMES) -> int:
     """How many characters are content whatever comes after them: none from where a call may have begun."""
-    start = text.find(OPEN)
-    return len(text[: start if start >= 0 else len(text) - begun(text, [OPEN])].rstrip())
+    starts = [start for tag in calls.opens if (start := text.find(tag)) >= 0]
+    return len(text[: min(starts) if starts else len(text) - begun(text, calls.opens)].rstrip())
 
 
-def begun(text: str, wanted: Sequence[str]) -> int:
-    """Characters at the end of the text that one of `wanted` may begin with."""
-    for n in range(min(len(text), max(map(len, wanted), default=0)), 0, -1):
-        if any(len(w) > n and text.endswith(w[:n]) for w in wanted):
-            return n
-    return 0
+def _around(text: str, read: Sequence[Read], i: int, done: int) -> tuple[int, int]:
+    """Where a call with its white space and marks begins, not before `done`, and where it ends."""
+    begin, end = read[i].start, read[i].end
+    before = i
+    while before and read[before - 1].kind == "mark":
+        before -= 1
+        begin = read[before].start
+    while i + 1 < len(read) and read[i + 1].kind == "mark":
+        i += 1
+        end = read[i].end
+    thought = max((part.end for part in read[:i] if part.kind == "thinking" and part.end <= begin), default=0)
+    floor = max(done, thought)
+    begin = max(done, floor + len(text[floor:begin].rstrip()))
+    end += len(text[end:]) - len(text[end:].lstrip())
+    return begin, end
 
 
-def _read(text: str, at: int) -> tuple[str, str, int] | None:
-    """(name, arguments, end) of the call whose opening tag ends at `at`; None: there is none. The object is read as JSON, not
-    searched for its end: a string within it may hold a closing tag."""
-    at = _past_space(text, at)
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-        close = _past_space(text, end)
-        if not text.startswith(CLOSE, close) or not _is_call(value):
-            return None
-        written = msgspec.json.decode(text[at:end].encode(), type=_Written)
-        arguments = bytes(written.arguments)
-        msgspec.json.decode(arguments)  # what Python's reader lets pass, NaN for one, no client could read
-    except (ValueError, msgspec.DecodeError, RecursionError):
-        return None
-    return written.name, arguments.decode(), close + len(CLOSE)
-
-
-def _past_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _is_call(value: Any) -> bool:
-    if type(value) is not tuple or sorted(key for key, _ in value) != ["arguments", "name"]:
-        return False
-    fields = dict(value)
-    return bool(fields["name"]) and type(fields["name"]) is str and type(fields["arguments"]) is tuple
+__all__ = ["CLOSE", "OPEN", "Call", "begun", "content_of", "parse", "settled"]

@@ -7,22 +7,27 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from services.inference.chat.calls import Call, content_of, parse, settled
-from services.inference.chat.reader import REPLACEMENT, Reader
-from services.inference.chat.request import ChatRequest, schemas, turns
+from services.inference.chat.calls import HERMES, Call, content_of, parse, settled
 from services.inference.chat.template import ChatTemplate
 from services.inference.wire import GenerateRequest, SamplingParams, Unavailable
+from shared.chat.openai.request import names, schemas, turns
+from shared.chat.openai.structs import ChatRequest
+from shared.chat.reader import REPLACEMENT, Reader
 
 
 class Talk:
     """`generate`, `sampling`: what is to be sampled. Raises BadRequest. `context`: positions that a session has."""
 
     def __init__(self, asked: ChatRequest, template: ChatTemplate, *, context: int) -> None:
-        prompt = template.prompt(turns(asked), schemas(asked), asked.chat_template_kwargs or {}, context=context)
+        prompt = template.prompt(turns(asked), schemas(asked), names(asked), context=context)
         self._asked, self._tokenizer = asked, template.tokenizer
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._reader = Reader(template.tokenizer, template.hidden, asked.stops)
-        self._sent = 0  # characters of the content that were given out as chunks
+        self._calls, self._thinking = template.calls or HERMES, template.opens_thinking(prompt)
+        hidden = template.hidden_from_readers if asked.offered else template.hidden
+        self._reader = Reader(template.tokenizer, hidden, asked.stops)
+        self._prompt = prompt
+        self._tokens: list[int] = []  # all that were heard
+        self._sent = self._sent_tokens = 0  # characters of the content, and tokens, that were given out as chunks
         self.streams = bool(asked.stream)
         self.generate = GenerateRequest(
             input_ids=prompt,
@@ -41,20 +46,21 @@ class Talk:
 
     def hear(self, tokens: Sequence[int]) -> bool:
         """All tokens so far; returns whether they are enough."""
+        self._tokens = list(tokens)
         self._reader.feed(tokens[self._reader.tokens :])
         return self._reader.stopped
 
     def first_chunk(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""})
+        return self._chunk({"role": "assistant", "content": ""}) | self._prompt_ids()
 
     def chunks(self) -> Iterator[dict[str, Any]]:
         """What is new of the content, and can be given out."""
         new = self._reader.text[self._sent : self._reader.settled]
         if self._asked.offered:
-            new = new[: settled(new)]
+            new = new[: settled(new, self._calls)]
         if new:
             self._sent += len(new)
-            yield self._chunk({"content": new})
+            yield self._chunk({"content": new}, ids=self._new_ids())
 
     # -- once it is over ---------------------------------------------------------------------------------------------
 
@@ -68,7 +74,7 @@ class Talk:
         for i, call in enumerate(choice["message"].get("tool_calls", [])):
             yield self._chunk({"tool_calls": [{"index": i, **call}]})
         versions = {name: whole[name] for name in ("weight_version", "weight_versions")}
-        yield self._chunk({}, choice["finish_reason"], choice["logprobs"]) | versions
+        yield self._chunk({}, choice["finish_reason"], choice["logprobs"], self._new_ids()) | versions
         if self._asked.stream_options is not None and self._asked.stream_options.include_usage:
             yield {**self._chunk({}), "choices": [], "usage": whole["usage"]}
 
@@ -80,7 +86,7 @@ class Talk:
         reason = "stop" if reader.stopped else meta["finish_reason"]["type"]
         if reason == "abort":
             raise Unavailable(f"the generation was aborted: {meta['finish_reason'].get('message', '')}")
-        parts: list[str | Call] = parse(reader.text) if self._asked.offered else [reader.text]
+        parts: list[str | Call] = self._parse(reader.text) if self._asked.offered else [reader.text]
         calls = [part for part in parts if isinstance(part, Call)]
         message: dict[str, Any] = {"role": "assistant", "content": content_of(parts)}
         if calls:
@@ -92,7 +98,16 @@ class Talk:
         told = {"content": [self._logprob(*pair) for pair in pairs]} if self._asked.logprobs else None
         return {
             **self._head("chat.completion"),
-            "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": told}],
+            **self._prompt_ids(),
+            "choices": [
+                {
+                    "index": 0,
+                    "message": message,
+                    "finish_reason": reason,
+                    "logprobs": told,
+                    **self._ids(tokens[: reader.tokens]),
+                }
+            ],
             "usage": {
                 "prompt_tokens": meta["prompt_tokens"],
                 "completion_tokens": reader.tokens,
@@ -106,8 +121,26 @@ class Talk:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._asked.model or "etude"}
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+    def _parse(self, text: str) -> list[str | Call]:
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in self._asked.offered}
+        return parse(text, self._calls, self._thinking, schemas)
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompt} if self._asked.return_token_ids else {}
+
+    def _ids(self, tokens: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": list(tokens)} if self._asked.return_token_ids else {}
+
+    def _new_ids(self) -> dict[str, Any]:
+        """Of the tokens that were heard and read, those that no chunk has told of."""
+        new = self._tokens[self._sent_tokens : self._reader.tokens]
+        self._sent_tokens += len(new)
+        return self._ids(new)
+
+    def _chunk(
+        self, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, ids: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs, **(ids or {})}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def _call(self, i: int, call: Call) -> dict[str, Any]:

@@ -1,143 +1,171 @@
-"""Messages to token ids, as the checkpoint itself says: its tokenizer, and its chat template (Jinja).
+"""How the served checkpoint speaks: messages to token ids by its own chat template, and which tokens of an answer are text.
 
-The template is a program that comes with the weights. It runs in Jinja's sandbox, with the same names and filters as in
-transformers, and so gives the same ids (tested); transformers itself is no dependency of a service.
+The template, its tokenizer and the readers of calls are those that rollouts use (shared.renderers). Text of the messages never
+becomes a control token, but for what an assistant's message says of thinking and calls: it comes from the model.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from services.inference.chat.calls import CLOSE, OPEN
+from services.inference.chat.calls import CLOSE, HERMES, OPEN
 from services.inference.wire import BadRequest
+from shared.chat.openai.request import THOUGHT, Arguments
+from shared.renderers import template as jinja
+from shared.renderers.calls import Calls, UnknownCalls, load_calls
+from shared.renderers.card import CARD
+from shared.renderers.chat import UnfitCheckpoint, ends_of, read_json, shielded
+from shared.renderers.detect import calls_of
+from shared.renderers.vocabulary import BadTokenizer, Vocabulary
 
-FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+FILE, CONFIG = jinja.FILE, jinja.CONFIG
+_THINKING_OPEN = re.compile(r"<think>\s*\Z")
 
 
 class ChatTemplate:
-    """A checkpoint's tokenizer and templates: `default`, and where it has one for tools, `tool_use`. `names`: its special tokens,
-    for the templates. `stop_tokens`: end an answer. `hidden`: tokens that are no text."""
+    """`tokenizer`: the checkpoint's. `calls`: the reader of its calls; None: none here reads them. `stop_tokens`: end an answer.
+    `hidden`: tokens that are no text; `hidden_from_readers`: those that no reader of calls needs."""
 
     def __init__(
-        self, tokenizer: Tokenizer, templates: Mapping[str, jinja2.Template], names: Mapping[str, str], ends: set[int]
+        self, vocabulary: Vocabulary, template: jinja.ChatTemplate, calls: Calls | None, ends: Sequence[int]
     ) -> None:
-        self.tokenizer, self._templates, self._names = tokenizer, templates, names
-        special = {
-            id
-            for id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-            and token.content not in (OPEN, CLOSE)  # a call's tags are text, whatever they are marked as
-        }
-        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self.vocabulary, self._template, self.calls = vocabulary, template, calls
+        self.tokenizer: Tokenizer = vocabulary.tokenizer
         self.stop_tokens = frozenset(ends)
-        self.hidden = frozenset(special | ends)
+        tags = {
+            vocabulary.control[tag] for tag in (OPEN, CLOSE) if tag in vocabulary.control
+        }  # text, however they are marked
+        self.hidden = frozenset((vocabulary.special - tags) | self.stop_tokens)
+        marks = {vocabulary.control[mark] for mark in (calls or HERMES).marks if mark in vocabulary.control}
+        self.hidden_from_readers = frozenset((self.hidden - marks) | self.stop_tokens)
 
     def prompt(
         self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, more: Mapping[str, Any], *, context: int
     ) -> list[int]:
         """The ids that an answer to the messages goes on from, at most `context` of them. Raises BadRequest."""
-        template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
-        given = {**self._names, **more, "messages": turns, "tools": tools, "documents": None}
+        speaks = self._template.for_tools if tools else self._template
+        self._require_words(speaks, turns, tools)
+        messages = [_as_written(speaks, turn) for turn in turns]
         try:
-            text = template.render({**given, "add_generation_prompt": True})
-        except Exception as error:  # it may raise whatever it likes at what it was not written for
-            said = str(error) or type(error).__name__
-            raise BadRequest(f"messages: the checkpoint's chat template refuses them: {said[:500]}") from None
-        if (
-            len(text) > context * self._longest
-        ):  # known without the time and the memory that it would take to count them
+            guard = self.vocabulary.guard(_texts([messages, tools]))
+            shown = [self._shielded(message, guard) for message in messages]
+            text = speaks.render(shown, shielded(self.vocabulary, tools, guard), more)
+        except jinja.Refused as error:
+            raise BadRequest(f"messages: the checkpoint's chat template refuses them: {error}") from None
+        except ValueError as error:
+            raise BadRequest(f"messages: {error}") from None
+        if len(text) > context * self.vocabulary.longest:
+            # known without the time and the memory that it would take to count them
             raise BadRequest(f"messages: with the tools they are {len(text)} characters; allowed: {context} tokens")
-        ids = list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        ids = self.vocabulary.ids(text, guard)
         if not 0 < len(ids) <= context:
             raise BadRequest(f"messages: with the tools they are {len(ids)} tokens; allowed: 1..{context}")
         return ids
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether an answer to the prompt begins within a block of thinking."""
+        return bool(_THINKING_OPEN.search(self.vocabulary.text(prompt[-16:])))
+
+    def _require_words(
+        self, speaks: jinja.ChatTemplate, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> None:
+        """Raises BadRequest where the template would leave out in silence what is asked."""
+        if tools and not speaks.writes_tools:
+            raise BadRequest(
+                f"tools: found {len(tools)}; allowed: none with this checkpoint, whose chat template has no word for tools"
+            )
+        if tools and self.calls is None:
+            raise BadRequest(
+                f"tools: found {len(tools)}; allowed: none with this checkpoint, which writes calls in a form that is not read "
+                "here (etude.json: calls)"
+            )
+        for i, turn in enumerate(turns):
+            if calls := turn.get("tool_calls"):
+                _require_calls(speaks, f"messages[{i}]", len(calls), turn["content"])
+
+    def _shielded(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
+        """What an assistant said keeps the tags that its text is divided by."""
+        kept = {name: message[name] for name in ("role",) if name in message}
+        if message["role"] == "assistant" and isinstance(message.get("content"), str):
+            kept["content"] = self._said(message["content"], guard)
+        return {**shielded(self.vocabulary, {k: v for k, v in message.items() if k not in kept}, guard), **kept}
+
+    def _said(self, text: str, guard: str) -> str:
+        """Shielded, but for tokens that are text in an answer too: `<think>` and calls' tags."""
+        shield = self.vocabulary.shield(text, guard)
+        for tag, id in self.vocabulary.control.items():
+            if id not in self.hidden:
+                shield = shield.replace(tag[0] + guard + tag[1:], tag)
+        return shield
 
 
 def load(directory: Path) -> ChatTemplate:
     """Of a checkpoint directory. Raises BadRequest where it has none, or none that can be read."""
     try:
-        config = _json(directory / CONFIG)
-        sources = _sources(directory, config)
-        if "default" not in sources or not (directory / "tokenizer.json").is_file():
-            lacks = "tokenizer.json" if sources else f"chat template ({FILE}, or `chat_template` in {CONFIG})"
+        template = jinja.ChatTemplate.load(directory)
+        if template is None or not (directory / "tokenizer.json").is_file():
+            lacks = (
+                "tokenizer.json" if template is not None else f"chat template ({FILE}, or `chat_template` in {CONFIG})"
+            )
             raise BadRequest(
                 f"messages: the served checkpoint has no {lacks}, and so no text can be written for it; send token ids to "
                 "/generate, or serve a checkpoint that has one"
             )
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        names = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token(value))}
-        environment = _environment()
-        templates = {name: environment.from_string(source) for name, source in sources.items()}
-        return ChatTemplate(tokenizer, templates, names, _ends(directory, tokenizer, names))
-    except BadRequest:
-        raise
-    except Exception as error:  # the tokenizers package raises nothing narrower
+        vocabulary = Vocabulary.load(directory)
+        ends = ends_of(directory, vocabulary)
+        return ChatTemplate(vocabulary, template, _calls(directory, template, vocabulary, ends), ends)
+    except (jinja.BadTemplate, BadTokenizer, UnfitCheckpoint, UnknownCalls) as error:
         said = str(error).replace(f"{directory}/", "")
         raise BadRequest(f"messages: the served checkpoint's chat template cannot be read: {said[:500]}") from None
 
 
-def _sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; a file goes before the configuration."""
-    path = directory / FILE
-    found = path.read_text() if path.is_file() else config.get("chat_template")
-    if isinstance(found, list):
-        return {entry["name"]: entry["template"] for entry in found}
-    return {"default": found} if found else {}
+def _calls(directory: Path, template: jinja.ChatTemplate, vocabulary: Vocabulary, ends: Sequence[int]) -> Calls | None:
+    """The reader that the checkpoint's card names; without one, the reader that reads what its template writes."""
+    named = read_json(directory / CARD).get("calls")
+    if named is not None:
+        return load_calls(named)
+    found = calls_of(template.for_tools, vocabulary, ends)
+    return load_calls(found) if found else None
 
 
-def _token(value: Any) -> str:
-    return str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
+def _require_calls(speaks: jinja.ChatTemplate, where: str, number: int, text: str) -> None:
+    here = "with this checkpoint, whose chat template"
+    if speaks.calls_as is None:
+        raise BadRequest(f"{where}.tool_calls: found {number}; allowed: none {here} writes no calls")
+    if number > 1 and not speaks.writes_several:
+        raise BadRequest(f"{where}.tool_calls: found {number}; allowed: 1 {here} writes one call a turn")
+    if text and not speaks.writes_beside_text:
+        raise BadRequest(
+            f"{where}.content: found {text[:40]!r} beside tool_calls; allowed: null {here} would leave the calls out"
+        )
 
 
-def _ends(directory: Path, tokenizer: Tokenizer, names: Mapping[str, str]) -> set[int]:
-    """Tokens that end an answer, whichever of the checkpoint's files names them."""
-    found = [tokenizer.token_to_id(names["eos_token"])] if "eos_token" in names else []
-    for name in ("generation_config.json", "config.json"):
-        named = _json(directory / name).get("eos_token_id")
-        found += named if isinstance(named, list) else [named]
-    return {id for id in found if isinstance(id, int)}
+def _as_written(speaks: jinja.ChatTemplate, turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as this template takes it: some want null for no content, some the arguments as text, some another name for
+    reasoning."""
+    turn = {speaks.thought_as or name if name == THOUGHT else name: of for name, of in turn.items()}
+    if not turn.get("tool_calls") or speaks.calls_as is None:
+        return turn
+    objects, nothing = speaks.calls_as
+    calls = [{**call, "function": _function(call["function"], objects)} for call in turn["tool_calls"]]
+    return {**turn, "content": turn["content"] or nothing, "tool_calls": calls}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
+def _function(function: Mapping[str, Any], objects: bool) -> dict[str, Any]:
+    arguments = function["arguments"]
+    written = arguments.written if isinstance(arguments, Arguments) else arguments
+    return {**function, "arguments": dict(arguments) if objects else written}
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks for trainers what an assistant said; here it is read over."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, **more: Any) -> str:
-    """Jinja's own writes < and > as escapes, and no model was taught so."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **more)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _texts(value: Any) -> list[str]:
+    """Every text within a value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in _texts(part)]
+    return [text for part in value for text in _texts(part)] if isinstance(value, list | tuple) else []

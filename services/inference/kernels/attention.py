@@ -85,14 +85,16 @@ _mix_two, _mix_one = _mixing(2), _mixing(1)
 
 
 @compiled
-def rotate(x, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
-    """RMS norm and rotary embedding of one head, in place."""
+def rotate(x, normed, weight, eps, cos, sin):  # type: ignore[no-untyped-def]
+    """RMS norm (or `weight` alone, where heads are not normed) and rotary embedding of one head, in place."""
     D = len(x)
     half = D // 2
-    total = np.float32(0)
-    for d in range(D):
-        total += x[d] * x[d]
-    scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
+    scale = np.float32(1)
+    if normed:
+        total = np.float32(0)
+        for d in range(D):
+            total += x[d] * x[d]
+        scale = np.float32(1) / np.sqrt(total / np.float32(D) + np.float32(eps))
     low, high = x[:half], x[half:]
     for d in range(half):
         a = low[d] * scale * weight[d]
@@ -146,7 +148,7 @@ def _few(q, other, keys, one, two):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, shape, scratch, out):  # type: ignore[no-untyped-def]
+def attend(qkv, normed, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, values, shape, scratch, out):  # type: ignore[no-untyped-def]
     """Norms and rotates heads, writes keys and values, then attends: token n of row r to positions first..p.
 
     `keys`, `values`: addresses of one layer's cache; `shape` (H, G, T, Dk, Dv): [S, G, T, Dk] and [S, G, T, Dv]. `scratch`: an
@@ -157,7 +159,8 @@ def attend(qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, keys, val
     for n in range(N):
         p = positions[n]
         for h in range(H + G):
-            rotate(qkv[n, h * Dk : (h + 1) * Dk], q_norm if h < H else k_norm, eps, cos[p], sin[p])
+            head_at = qkv[n, h * Dk : (h + 1) * Dk]
+            rotate(head_at, normed, q_norm if h < H else k_norm, eps, cos[p], sin[p])
         for g in range(G):
             head = (rows[n] * G + g) * T + p
             floats(keys + SIZE * head * Dk, (Dk,))[:] = qkv[n, (H + g) * Dk : (H + g + 1) * Dk]

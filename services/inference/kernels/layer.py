@@ -1,6 +1,6 @@
 """Decoder layers over a batch of tokens, in one call: the table says where the weights are, the workspace where to compute.
 
-norm | qkv | head norms, rotation, cache, attention | o | residual, norm, router, dispatch | experts | combine
+norm | qkv (bias) | head norms, rotation, cache, attention | o | residual, norm, router, dispatch | experts | combine
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from services.inference.kernels.matmul import ADD, SET, matmul
 from services.inference.kernels.pointwise import address, combine, dispatch, floats, gated, norm, route
 from services.inference.kernels.vectors import SIZE
 
-# One layer: addresses of float32; matrices as [in, out]; of a dense layer `experts` is 0.
+# One layer: addresses of float32; matrices as [in, out]; of a dense layer `experts` is 0. `qkv_bias`: 0 where there is none.
+# `qk_norm`: whether heads are normed; if not, `q_norm` and `k_norm` are what they are multiplied with.
 LAYER = np.dtype(
     [(name, np.int64) for name in (
-        "norm_in", "qkv", "q_norm", "k_norm", "o", "norm_post", "router", "gate_up", "down", "keys", "values",
-        "experts", "top_k", "renormalise", "width",
+        "norm_in", "qkv", "qkv_bias", "qk_norm", "q_norm", "k_norm", "o", "norm_post", "router", "gate_up", "down",
+        "keys", "values", "experts", "top_k", "renormalise", "width",
     )]
 )  # fmt: skip
 
@@ -34,11 +35,16 @@ def layers(table, routed, shape, eps, cos, sin, rows, positions, first, scratch,
     for i in range(len(table)):
         layer = table[i]
         norm(x, floats(layer.norm_in, (D,)), eps, normed)
-        matmul(normed_at, D, layer.qkv, Q, qkv_at, Q, N, D, Q, SET)
+        if layer.qkv_bias == 0:
+            matmul(normed_at, D, layer.qkv, Q, qkv_at, Q, N, D, Q, SET)
+        else:
+            qkv[:] = floats(layer.qkv_bias, (Q,))
+            matmul(normed_at, D, layer.qkv, Q, qkv_at, Q, N, D, Q, ADD)
         q_norm, k_norm = floats(layer.q_norm, (shape[3],)), floats(layer.k_norm, (shape[3],))
         attend(
-            qkv, q_norm, k_norm, eps, cos, sin, rows, positions, first, layer.keys, layer.values, shape, scratch, seen
-        )
+            qkv, layer.qk_norm != 0, q_norm, k_norm, eps, cos, sin, rows, positions, first, layer.keys, layer.values, shape,
+            scratch, seen,
+        )  # fmt: skip
         matmul(seen_at, V, layer.o, D, x_at, D, N, V, D, ADD)
         norm(x, floats(layer.norm_post, (D,)), eps, normed)
         W = layer.width

@@ -16,18 +16,13 @@ import numpy as np
 import torch
 
 from services.inference.sglang.flags import HEADROOM
+from services.inference.sglang.layout import MTP
 from shared.model.config import ModelConfig
 from shared.weights import Tensors
 from shared.weights.blocks import BLOCK, in_fp8, is_fp8, to_blocks
 from shared.weights.torch_tensors import from_bits
 
 FILE_BYTES = 4 << 30  # of one safetensors file, about
-_MTP_QWEN3 = {
-    "enorm": "mtp.pre_fc_norm_embedding",
-    "hnorm": "mtp.pre_fc_norm_hidden",
-    "eh_proj": "mtp.fc",
-    "shared_head.norm": "mtp.norm",
-}
 Stored = tuple[str, str, list[int], bytes | memoryview]  # name, safetensors' dtype, shape, bytes
 
 
@@ -36,6 +31,7 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
     config = {
         **model.to_dict(),
         **_shape(model),
+        "model_type": model.serving.model_type or model.model_type,
         "dtype": dtype,
         "torch_dtype": dtype,
         "eos_token_id": None,  # named, for DeepSeek's default is 1
@@ -45,8 +41,8 @@ def engine_config(model: ModelConfig, *, context: int, dtype: str, fp8: bool) ->
         "max_position_embeddings": max(model.max_position_embeddings, context + HEADROOM),
         "num_nextn_predict_layers": model.num_mtp_layers,
     }
-    if model.model_type == "qwen3_moe":
-        config["tie_word_embeddings"] = False  # SGLang never ties it; the head is written out
+    if not model.serving.ties_head:
+        config["tie_word_embeddings"] = False  # the head is written out
     if "rope_parameters" not in config and not config.get("rope_scaling"):
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": model.rope.theta}
     if fp8:
@@ -80,12 +76,13 @@ def served(tensors: Tensors, *, fp8: bool) -> dict[str, np.ndarray]:
 
 
 def engine_name(name: str, model: ModelConfig) -> str:
-    """A published name as SGLang's loaders read it: Qwen3's MTP layer is called `mtp` there, as none has published one."""
-    mtp = f"model.layers.{model.num_hidden_layers}."
-    if model.model_type != "qwen3_moe" or not name.startswith(mtp):
+    """A published name as SGLang's loaders read it; they differ in the MTP layer alone."""
+    mtp, drafting = f"model.layers.{model.num_hidden_layers}.", model.serving.drafting
+    if drafting is None or drafting.files is None or not name.startswith(mtp):
         return name
     part, _, kind = name.removeprefix(mtp).rpartition(".")
-    return f"{_MTP_QWEN3[part]}.{kind}" if part in _MTP_QWEN3 else f"mtp.layers.0.{part}.{kind}"
+    *own, decoder = drafting.files
+    return f"{dict(zip(MTP, own, strict=True)).get(part) or f'{decoder}.{part}'}.{kind}"
 
 
 def engine_tensors(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bool) -> Iterator[Stored]:
@@ -98,7 +95,7 @@ def engine_tensors(tensors: Tensors, model: ModelConfig, *, fp8: bool, draft: bo
             yield f"{written}_scale_inv", "F32", list(s.shape), s.numpy().data
         else:
             yield written, "BF16" if array.dtype == np.uint16 else "F32", list(array.shape), _bytes(array)
-    if model.model_type == "qwen3_moe" and model.tie_word_embeddings:
+    if model.tie_word_embeddings and not model.serving.ties_head:
         head = tensors["model.embed_tokens.weight"]
         yield "lm_head.weight", "BF16", list(head.shape), _bytes(head)
 

@@ -226,8 +226,8 @@ def _speculation(s: SglangSettings, m: ModelConfig) -> Iterator[str]:
     steps = s.sglang_draft_steps
     if not steps:
         return
-    if m.model_type == "qwen3":
-        yield f"sglang_draft_steps: found {steps}; allowed: 0, SGLang {WRITTEN_FOR} drafts for no dense Qwen3"
+    if m.serving.drafting is None:
+        yield f"sglang_draft_steps: found {steps}; allowed: 0, SGLang {WRITTEN_FOR} drafts for no {m.model_type} model"
     elif m.num_mtp_layers != 1:
         yield (
             f"sglang_draft_steps: found {steps}; allowed: 0, the checkpoint has {m.num_mtp_layers} MTP layers and SGLang "

@@ -1,4 +1,4 @@
-"""How SGLang lays out published tensors, per architecture and rank: what its live weights must hash to. Pure.
+"""How SGLang lays out published tensors, per shape of model and rank: the hashes that its live weights must have. Pure.
 
 Published tensors (Hugging Face names, bf16 bits as uint16, or float32) become the parameters of SGLang's modules: query,
 key and value in one matrix, gate and up in one, all experts of a layer in two, the vocabulary padded to 64 rows; split
@@ -22,6 +22,7 @@ from shared.model.config import ModelConfig
 from shared.weights import Tensors
 
 VOCABULARY_ROWS = 64  # SGLang pads the vocabulary to a multiple of it
+MTP = ("enorm", "hnorm", "eh_proj", "shared_head.norm")  # an MTP layer's own parts, by their published names
 DRAFT = "draft."  # what the draft's parameters are called by, in a checksum
 Held = Iterator[tuple[str, np.ndarray]]
 
@@ -89,7 +90,7 @@ def held(tensors: Tensors, layout: Layout, rank: int) -> Held:
     m, part = layout.model, _Parts(tensors, layout, rank)
     embedding = part.vocabulary("model.embed_tokens.weight")
     head = embedding if m.tie_word_embeddings else part.vocabulary("lm_head.weight")
-    own_head = not m.tie_word_embeddings or m.model_type == "qwen3_moe"  # which SGLang never ties
+    own_head = not (m.tie_word_embeddings and m.serving.ties_head)
     yield "model.embed_tokens.weight", embedding
     for i in range(m.num_hidden_layers):
         yield from _layer(part, f"model.layers.{i}", f"model.layers.{i}", moe=i in m.moe_layers)
@@ -103,18 +104,13 @@ def held(tensors: Tensors, layout: Layout, rank: int) -> Held:
 def _draft(part: _Parts, embedding: np.ndarray, head: np.ndarray) -> Held:
     """The MTP layer is the one after the last; embedding and head are the trunk's."""
     m = part.layout.model
+    assert m.serving.drafting is not None, "flags refuses drafts of a family that SGLang does not draft for"
     mtp, moe = f"model.layers.{m.num_hidden_layers}", m.num_hidden_layers - 1 in m.moe_layers
-    deepseek = m.model_type == "deepseek_v3"
-    names = (
-        ("model.enorm", "model.hnorm", "model.eh_proj", "model.shared_head.norm")
-        if deepseek
-        else ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "model.norm")
-    )
     yield "model.embed_tokens.weight", embedding
     yield "lm_head.weight", head
-    for name, published in zip(names, ("enorm", "hnorm", "eh_proj", "shared_head.norm"), strict=True):
+    for name, published in zip(m.serving.drafting.live, MTP, strict=True):
         yield f"{name}.weight", part.whole(f"{mtp}.{published}.weight")
-    yield from _layer(part, mtp, "model.decoder" if deepseek else "model.layers.0", moe=moe)
+    yield from _layer(part, mtp, m.serving.drafting.decoder, moe=moe)
 
 
 def _layer(part: _Parts, published: str, name: str, *, moe: bool) -> Held:
@@ -129,13 +125,14 @@ def _layer(part: _Parts, published: str, name: str, *, moe: bool) -> Held:
 
 
 def _grouped(part: _Parts, published: str, name: str) -> Held:
-    """[Q + 2 G, H] over heads; a key-value head is repeated where there are more ranks than heads."""
+    """[Q + 2 G, H] over heads, and its bias alike; a key-value head is repeated where there are more ranks than heads."""
     m, tp, rank = part.layout.model, part.layout.tp, part.rank
     repeated = max(1, tp // m.num_key_value_heads)
-    groups = [part.rows(f"{published}.{p}_proj.weight", tp // repeated, rank // repeated) for p in "kv"]
-    yield f"{name}.qkv_proj.weight", np.concatenate([part.rows(f"{published}.q_proj.weight", tp, rank), *groups])
+    for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
+        groups = [part.rows(f"{published}.{p}_proj.{kind}", tp // repeated, rank // repeated) for p in "kv"]
+        yield f"{name}.qkv_proj.{kind}", np.concatenate([part.rows(f"{published}.q_proj.{kind}", tp, rank), *groups])
     yield f"{name}.o_proj.weight", part.columns(f"{published}.o_proj.weight", tp, rank)
-    for norm in ("q_norm", "k_norm"):
+    for norm in ("q_norm", "k_norm") if m.qk_norm else ():
         yield f"{name}.{norm}.weight", part.whole(f"{published}.{norm}.weight")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.base.settings import CONTEXT
-from shared.formats.compact import NAME
 from shared.model import Transformer, save_checkpoint
+from shared.renderers.formats.compact_1 import NAME
 
 
 def write_checkpoint(model: Transformer, tokenizer: Path, out: Path, **card: Any) -> None:

@@ -12,8 +12,8 @@ import ast
 import random
 
 from services.trainer.base.samples import Sample, Weight
-from shared.formats.compact import MAX_LINES, Compact
 from shared.problems.mutations import Mutations
+from shared.renderers.formats.compact_1 import MAX_LINES, Compact
 
 BUG_COUNTS = (1, 2, 3, 4, 5, 6)  # many: every repaired line teaches copying, for the price of reading the function once
 BUG_SHARES = (0.2, 0.2, 0.2, 0.15, 0.15, 0.1)

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 import zstandard
 
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.pack import PRETRAIN, file_name, read_hidden, read_problems
 
 
@@ -40,17 +40,17 @@ def functions(pack: Path) -> list[PretrainFunction]:
         return [decoder.decode(line) for line in io.BufferedReader(stream) if line.strip()]
 
 
-def problems(pack: Path, split: str) -> list[tuple[Problem, Hidden]]:
+def problems(pack: Path, split: str) -> list[tuple[FunctionProblem, FunctionHidden]]:
     """Public and hidden parts joined by id, in the order of the public file."""
-    hidden = {h.id: h for h in read_hidden(_bytes(pack / file_name(split, "hidden")))}
-    public = read_problems(_bytes(pack / file_name(split, "public")))
+    hidden = {h.id: h for h in read_hidden(_bytes(pack / file_name(split, "hidden")), FunctionHidden)}
+    public = read_problems(_bytes(pack / file_name(split, "public")), FunctionProblem)
     missing = [p.id for p in public if p.id not in hidden]
     if missing:
         raise PackError(f"{pack}: {len(missing)} problems of split {split} have no hidden part, as {missing[0]}")
     return [(p, hidden[p.id]) for p in public]
 
 
-def solution(hidden: Hidden) -> str:
+def solution(hidden: FunctionHidden) -> str:
     """The original function of a problem: the text of its only file."""
     return next(iter(hidden.solution.values()), "")
 

@@ -17,11 +17,12 @@ from services.trainer.base import pack as packs
 from services.trainer.base.decode import LockStep
 from services.trainer.base.traces import verdict
 from shared.contracts.run import Sampling
-from shared.formats import Observation, Tool
-from shared.formats.compact import Compact
-from shared.formats.edits import EditError, Workspace
+from shared.environments.function.actions import Observation, Tool
+from shared.environments.function.edits import EditError, Files
+from shared.environments.function.runs import passes
 from shared.model import Transformer, load_checkpoint
-from shared.problems import Case, Hidden, Problem, values
+from shared.problems import Case, FunctionHidden, FunctionProblem
+from shared.renderers.formats.compact_1 import Compact
 from shared.sandbox import FunctionRun, Limits, connect
 from shared.sandbox.pool import FunctionPool
 
@@ -34,9 +35,9 @@ BATCH = 48  # problems in lock-step
 
 @dataclass(slots=True)
 class Session:
-    problem: Problem
-    hidden: Hidden
-    workspace: Workspace
+    problem: FunctionProblem
+    hidden: FunctionHidden
+    workspace: Files
     generation: list[int] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)  # observation tokens to be fed
     first: dict[str, str] | None = None
@@ -105,13 +106,13 @@ def _chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
 def _attempts(
     model: Transformer,
     format: Compact,
-    pairs: Sequence[tuple[Problem, Hidden]],
+    pairs: Sequence[tuple[FunctionProblem, FunctionHidden]],
     samples: int,
     temperature: float,
     sampler: torch.Generator,
     functions: FunctionPool,
 ) -> list[Session]:
-    sessions = [Session(p, h, Workspace(dict(p.files))) for p, h in pairs for _ in range(samples)]
+    sessions = [Session(p, h, Files(dict(p.files))) for p, h in pairs for _ in range(samples)]
     engine = LockStep(model, [format.prompt(s.problem, s.problem.files) for s in sessions], ROOM)
     alive = list(range(len(sessions)))
     while alive:
@@ -185,7 +186,7 @@ def _act(s: Session, format: Compact) -> bool:
     return False
 
 
-def _run(problem: Problem, files: dict[str, str], cases: Sequence[Case]) -> FunctionRun:
+def _run(problem: FunctionProblem, files: dict[str, str], cases: Sequence[Case]) -> FunctionRun:
     limits = Limits(time_s=problem.limits.time_s, call_s=problem.limits.of_a_call, memory_mb=problem.limits.memory_mb)
     entry = problem.entry.rpartition("::")[2]
     return FunctionRun(next(iter(files.values())), entry, tuple(c.args for c in cases), limits)
@@ -199,7 +200,7 @@ def _solved(sessions: Sequence[Session], states: Sequence[dict[str, str]], funct
     cases = [[*s.problem.visible, *s.hidden.cases] for s in sessions]
     results = functions.run_sync([_run(s.problem, f, c) for s, f, c in zip(sessions, states, cases, strict=True)])
     return [
-        all(r.value is not None and values.equal(r.value, c.expected) for r, c in zip(result, case, strict=True))
+        all(passes(c, r) for r, c in zip(result, case, strict=True))
         for result, case in zip(results, cases, strict=True)
     ]
 

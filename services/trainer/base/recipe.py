@@ -14,8 +14,8 @@ from services.trainer.base.plot import plot_losses
 from services.trainer.base.probe import probe
 from services.trainer.base.samples import Samples
 from services.trainer.base.settings import MTP, PRETRAIN, SFT
-from shared.formats.compact import Compact
 from shared.problems.signatures import write_signatures
+from shared.renderers.formats.compact_1 import Compact
 
 RESTART = 0.2  # of the full learning rate, when SFT goes on from a finished checkpoint
 # Functions with tests are few (a twentieth of all that is read): SFT on their traces alone learns them by heart. So many

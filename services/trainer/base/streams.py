@@ -30,9 +30,9 @@ from services.trainer.base import traces
 from services.trainer.base.corrupt import code_sample, denoising_sample, renamed
 from services.trainer.base.samples import Sample, Samples
 from services.trainer.base.tokenizer import train
-from shared.formats.compact import Compact
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.pack import PARTS, PRETRAIN, file_name
+from shared.renderers.formats.compact_1 import Compact
 from shared.sandbox import Limits, connect
 from shared.sandbox.pool import FunctionPool
 
@@ -43,7 +43,7 @@ CALLS = Limits(time_s=1.0, call_s=0.1, memory_mb=512)
 
 T = TypeVar("T")
 R = TypeVar("R")
-Pair = tuple[Problem, Hidden]
+Pair = tuple[FunctionProblem, FunctionHidden]
 
 
 @dataclass(frozen=True, slots=True)

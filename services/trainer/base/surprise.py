@@ -17,9 +17,9 @@ import torch
 
 from services.trainer.base import pack as packs
 from services.trainer.base.traces import reference_repair
-from shared.formats.compact import Compact, FormatError
 from shared.model import Transformer, causal_rows, load_checkpoint
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
+from shared.renderers.formats.compact_1 import Compact, FormatError
 
 BATCH_TOKENS = 4096  # padded
 
@@ -32,7 +32,10 @@ def of_pack(checkpoint: Path, pack: Path, split: str, progress: Callable[[float]
 
 
 def surprises(
-    model: Transformer, format: Compact, pairs: Sequence[tuple[Problem, Hidden]], progress: Callable[[float], None]
+    model: Transformer,
+    format: Compact,
+    pairs: Sequence[tuple[FunctionProblem, FunctionHidden]],
+    progress: Callable[[float], None],
 ) -> dict[str, float]:
     written = [(p.id, *parts) for p, h in pairs if (parts := _written(p, h, format)) is not None]
     written.sort(key=lambda item: len(item[1]) + len(item[2]))  # alike lengths together: little padding
@@ -47,7 +50,7 @@ def surprises(
     return found
 
 
-def _written(problem: Problem, hidden: Hidden, format: Compact) -> tuple[list[int], list[int]] | None:
+def _written(problem: FunctionProblem, hidden: FunctionHidden, format: Compact) -> tuple[list[int], list[int]] | None:
     """Prompt and calls."""
     calls = reference_repair(problem, hidden, format)
     if calls is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shared.formats.compact import SPECIAL
+from shared.renderers.formats.compact_1 import SPECIAL
 
 VOCABULARY = 2048
 _WORD = (

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 
 from services.trainer.base.corrupt import rename, renaming
 from services.trainer.base.samples import Sample, Weight
-from shared.formats import Observation, Tool
-from shared.formats.compact import Compact, FormatError
-from shared.formats.edits import EditError, Workspace, apply_edit, indentation
-from shared.problems import Hidden, Problem, values
+from shared.environments.function.actions import Observation, Tool
+from shared.environments.function.edits import EditError, Files, apply_edit, indentation
+from shared.environments.function.runs import got, passes
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.mutations import Mutations
+from shared.renderers.formats.compact_1 import Compact, FormatError
 from shared.sandbox import CallResult, FunctionRun, Limits
 
 WRONG_COUNTS = (0, 1, 2, 3, 4)
@@ -46,14 +47,14 @@ class Try:
 class Plan:
     """A trace before its candidates were executed. `repair`: the calls that make the code right."""
 
-    problem: Problem
+    problem: FunctionProblem
     repair: list[int]
     tries: list[Try]
     broken: list[int] = field(default_factory=list)
     summarise: bool = False
 
 
-def plan(problem: Problem, hidden: Hidden, format: Compact, rng: random.Random) -> Plan | None:
+def plan(problem: FunctionProblem, hidden: FunctionHidden, format: Compact, rng: random.Random) -> Plan | None:
     """None where the problem cannot be written in this format, or its repair is more than a few span edits."""
     if len(problem.files) != 1 or problem.files.keys() != hidden.solution.keys():
         return None
@@ -78,7 +79,7 @@ def plan(problem: Problem, hidden: Hidden, format: Compact, rng: random.Random) 
     return Plan(problem, calls, tries, misfit, summarise=bool(tries) and rng.random() < SUMMARY_SHARE)
 
 
-def perfect(problem: Problem, hidden: Hidden, format: Compact) -> list[Sample]:
+def perfect(problem: FunctionProblem, hidden: FunctionHidden, format: Compact) -> list[Sample]:
     """The perfect trace of a problem as it is, for validation; empty where `plan` would give none."""
     calls = reference_repair(problem, hidden, format)
     if calls is None:
@@ -89,7 +90,7 @@ def perfect(problem: Problem, hidden: Hidden, format: Compact) -> list[Sample]:
         return []
 
 
-def reference_repair(problem: Problem, hidden: Hidden, format: Compact) -> list[int] | None:
+def reference_repair(problem: FunctionProblem, hidden: FunctionHidden, format: Compact) -> list[int] | None:
     """The edit calls that turn the broken file into the solution; None where the format cannot write them."""
     if len(problem.files) != 1 or problem.files.keys() != hidden.solution.keys():
         return None
@@ -98,7 +99,7 @@ def reference_repair(problem: Problem, hidden: Hidden, format: Compact) -> list[
     return None if repair is None else repair[0]
 
 
-def _with_source(problem: Problem, path: str, source: str) -> Problem:
+def _with_source(problem: FunctionProblem, path: str, source: str) -> FunctionProblem:
     from msgspec.structs import replace
 
     return replace(problem, files={path: source})
@@ -170,11 +171,11 @@ def runs(plan: Plan, limits: Limits) -> list[FunctionRun]:
     return [FunctionRun(source, entry, args, limits) for t in plan.tries for source in t.files.values()]
 
 
-def verdict(problem: Problem, results: Sequence[CallResult]) -> Observation:
+def verdict(problem: FunctionProblem, results: Sequence[CallResult]) -> Observation:
     """The first visible test that fails, and what it got."""
     for index, (case, result) in enumerate(zip(problem.visible, results, strict=True)):
-        if result.value is None or not values.equal(result.value, case.expected):
-            return Observation(Tool.test, failing=index, got=result.error if result.value is None else result.value)
+        if not passes(case, result):
+            return Observation(Tool.test, failing=index, got=got(case, result))
     return Observation(Tool.test)
 
 
@@ -188,14 +189,14 @@ def write(plan: Plan, observations: Sequence[Observation], format: Compact) -> l
         writer.say(plan.broken, Weight.none)
         writer.say([format.test])
         writer.see(Observation(Tool.edit, error="the old text does not occur"))
-    workspace = Workspace(files)
+    workspace = Files(files)
     undo: list[int] = []
     for number, (attempt, observation) in enumerate(failed):
         writer.say(undo)
         writer.say(attempt.call, Weight.none)
         writer.say([format.test])
         writer.see(observation)
-        workspace, undo = Workspace(attempt.files, (files,)), [format.undo]
+        workspace, undo = Files(attempt.files, (files,)), [format.undo]
         if plan.summarise and number == len(failed) - 1:
             writer.summarise([t.call for t, _ in failed], workspace.files)
     writer.say(undo)
@@ -208,7 +209,7 @@ def write(plan: Plan, observations: Sequence[Observation], format: Compact) -> l
 class _Writer:
     """Collects the segments of one trace; a segment that outgrows the context is dropped."""
 
-    def __init__(self, format: Compact, problem: Problem) -> None:
+    def __init__(self, format: Compact, problem: FunctionProblem) -> None:
         self.format, self.problem = format, problem
         self.parts: list[tuple[list[int], Weight]] = []
         self.done: list[Sample] = []

@@ -108,7 +108,7 @@ class Trainer:
                 self.report(self._measure(mean))
             if self.rank == 0 and self.state and self.progress.elapsed_s - saved > SAVE_EVERY_S:
                 saved = self.progress.elapsed_s
-                self._save(self.state)
+                self.save(self.state)
         if self.rank == 0:
             self.report(self._measure(mean))
 
@@ -157,7 +157,7 @@ class Trainer:
 
     # Checkpoints of the phase: safetensors and JSON, written aside and renamed.
 
-    def _save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()} | self.optimizer.state()
         temporary = directory / f".state.{os.getpid()}"

@@ -11,7 +11,9 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from shared.sandbox.inside.needed_calls import NEEDED
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _NEW_ANYTHING = 0x7E020080  # every CLONE_NEW… flag that clone() takes
@@ -20,27 +22,41 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 409
 _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 8, 38, 22
 _CAP_SYS_ADMIN = 21
 
-# System calls by architecture; from 403 on all architectures share the numbers.
+# System calls that are refused with EPERM, or looked at, by architecture; from 403 on all architectures share the numbers.
 _CALLS: dict[str, dict[str, int]] = {
     "x86_64": {
         **{"socket": 41, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "ptrace": 101},
         **{"process_vm_readv": 310, "process_vm_writev": 311, "mount": 165, "umount2": 166, "pivot_root": 155},
         **{"chroot": 161, "unshare": 272, "setns": 308, "open_by_handle_at": 304, "add_key": 248, "request_key": 249},
         **{"keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "clone": 56, "fcntl": 72},
+        **{"socketpair": 53, "syslog": 103, "flock": 73, "inotify_init1": 294, "inotify_init": 253},
     },
     "aarch64": {
         **{"socket": 198, "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "ptrace": 117},
         **{"process_vm_readv": 270, "process_vm_writev": 271, "mount": 40, "umount2": 39, "pivot_root": 41},
         **{"chroot": 51, "unshare": 97, "setns": 268, "open_by_handle_at": 265, "add_key": 217, "request_key": 218},
         **{"keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "clone": 220, "fcntl": 25},
+        **{"socketpair": 199, "syslog": 116, "flock": 32, "inotify_init1": 26},
     },
 }
 _SHARED_CALLS = {
     **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429},
     **{"fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "clone3": 435},
 }
+# Calls that say which pages of a file the machine holds in memory: all sandboxes of a machine share them, so one could leave a
+# mark for the next. They fail with ENOSYS, which the C library takes for a kernel without them: `os.preadv` then uses preadv.
+_PAGE_CALLS: dict[
+    str, tuple[int, ...]
+] = {  # preadv2, pwritev2, io_setup and io_submit (RWF_NOWAIT), mincore, cachestat
+    "x86_64": (327, 328, 206, 209, 27, 451),
+    "aarch64": (286, 287, 0, 2, 232, 451),
+}
 _F_SETLEASE = 1024
+_LOCKS = (5, 6, 7, 36, 37, 38)  # F_GETLK, F_SETLK, F_SETLKW, and F_OFD_… of the three
+_AF_UNIX, _NO_STREAM = 1, 0xE  # bits of a socket's type, none of which SOCK_STREAM (1) has
 _OBJECT_CALLS = ("shmget", "semget", "msgget", "mq_open")
+# What two sandboxes can signal to each other by: the interpreter's files are the same for all.
+_SIGNAL_CALLS = ("flock", "inotify_init", "inotify_init1")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
@@ -135,38 +151,69 @@ def give_up_privileges() -> None:
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(head), 0, 0), "seccomp filter")
 
 
+_ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+_LOAD, _EQUAL, _ABOVE, _ANY_BIT, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
+Line = tuple[
+    int, int, int, int
+]  # code, jump if true, jump if false, operand; jumps count instructions after the next one
+
+
 def filter_program(machine: str, *, families: Sequence[int] = (), shared_objects: bool = False) -> bytes:
-    """Classic BPF that lets every system call pass but those of the tables above: namespaces, mounts, tracing, kernel
-    interfaces with a history of holes, sockets but for those of `families`, leases (who owns a file of the interpreter on the
-    host is its owner in the sandbox, and a lease keeps everybody else from opening it), and, unless `shared_objects` end with
-    the sandbox, memory, semaphores and queues that would outlive the run."""
-    allow, eperm, enosys, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-    load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    """Classic BPF. A function run has the calls of needed_calls.py alone. Commands (`shared_objects`) have every call but those of
+    the tables above: namespaces, mounts, tracing, kernel interfaces with a history of holes, the kernel's log.
+
+    Both have sockets of `families` alone, pairs of sockets of AF_UNIX alone, and no leases: the host's owner of the interpreter's
+    files owns them in the sandbox, too, and a lease keeps everybody else from opening a file. In a function run pairs are streams,
+    because others send to anybody by name, and files cannot be locked. Memory, semaphores and queues that would outlive the run
+    are for commands, where they end with the sandbox."""
     calls = {**_CALLS[machine], **_SHARED_CALLS}
-    clone, clone3, socket, fcntl = (calls.pop(name) for name in ("clone", "clone3", "socket", "fcntl"))
-    denied = sorted(number for name, number in calls.items() if not (shared_objects and name in _OBJECT_CALLS))
-    # (code, jump if true, jump if false, operand); jumps count instructions after the next one
-    program: list[tuple[int, int, int, int]] = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, _AUDIT_ARCH[machine]),
-        (give, 0, 0, kill),
-    ]
-    program += [(load, 0, 0, 0)]
-    program += [(above, 0, 1, _X32), (give, 0, 0, eperm)] if machine == "x86_64" else []
-    program += [
-        (equal, 0, 1, clone3),
-        (give, 0, 0, enosys),
-    ]  # its flags are in memory; the C library falls back to clone
-    program += [(equal, 0, len(families) + 3, socket), (load, 0, 0, 16)]
-    program += [(equal, len(families) - at, 0, family) for at, family in enumerate(families)]
-    program += [(give, 0, 0, eperm), (give, 0, 0, allow)]
-    program += [(equal, 0, 4, fcntl), (load, 0, 0, 24), (equal, 1, 0, _F_SETLEASE)]
-    program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
-    for at, number in enumerate(denied):
-        program += [(equal, len(denied) - at + 3, 0, number)]  # to the last instruction
-    program += [(equal, 0, 2, clone), (load, 0, 0, 16), (any_bit, 1, 0, _NEW_ANYTHING)]
-    program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
+    clone, clone3, socket, fcntl, pair = (
+        calls.pop(name) for name in ("clone", "clone3", "socket", "fcntl", "socketpair")
+    )
+    commands = (_F_SETLEASE,) if shared_objects else (_F_SETLEASE, *_LOCKS)
+    spared = (*_OBJECT_CALLS, *_SIGNAL_CALLS) if shared_objects else ()
+    denied = sorted(number for name, number in calls.items() if name not in spared)
+    program: list[Line] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_GIVE, 0, 0, _KILL)]
+    program += [(_LOAD, 0, 0, 0)]
+    program += [(_ABOVE, 0, 1, _X32), (_GIVE, 0, 0, _EPERM)] if machine == "x86_64" else []
+    # The flags of clone3 are in memory; the C library falls back to clone.
+    program += [(_EQUAL, 0, 1, clone3), (_GIVE, 0, 0, _ENOSYS)]
+    program += [(_EQUAL, 0, len(families) + 3, socket), (_LOAD, 0, 0, 16)]
+    program += [(_EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
+    program += [(_GIVE, 0, 0, _EPERM), (_GIVE, 0, 0, _ALLOW)]
+    program += [(_EQUAL, 0, len(commands) + 3, fcntl), (_LOAD, 0, 0, 24)]
+    program += [(_EQUAL, len(commands) - at, 0, command) for at, command in enumerate(commands)]
+    program += [(_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _EPERM)]
+    streams = [] if shared_objects else [(_LOAD, 0, 0, 24), (_ANY_BIT, 0, 1, _NO_STREAM), (_GIVE, 0, 0, _EPERM)]
+    program += [(_EQUAL, 0, len(streams) + 4, pair), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, _AF_UNIX), (_GIVE, 0, 0, _EPERM)]
+    program += [*streams, (_GIVE, 0, 0, _ALLOW)]
+    program += [(_EQUAL, 0, 4, clone), (_LOAD, 0, 0, 16), (_ANY_BIT, 1, 0, _NEW_ANYTHING)]
+    program += [(_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _EPERM)]
+    answers = dict.fromkeys(denied, _EPERM)
+    if not shared_objects:
+        answers |= dict.fromkeys(NEEDED[machine].values(), _ALLOW)
+    answers |= dict.fromkeys(_PAGE_CALLS[machine], _ENOSYS)
+    program += _decided(_intervals(answers, _ALLOW if shared_objects else _ENOSYS))
     return b"".join(struct.pack("HBBI", *line) for line in program)
+
+
+def _intervals(answers: Mapping[int, int], other: int) -> list[tuple[int, int]]:
+    """Return (first number, answer) for each stretch of system calls with one answer, ascending from 0."""
+    found = [(0, answers.get(0, other))]
+    for number in sorted({*answers, *(number + 1 for number in answers)}):
+        answer = answers.get(number, other)
+        if answer != found[-1][1]:
+            found.append((number, answer))
+    return found
+
+
+def _decided(intervals: Sequence[tuple[int, int]]) -> list[Line]:
+    """Search the number in halves: a line of comparisons would cost each system call as many steps as it is long."""
+    if len(intervals) == 1:
+        return [(_GIVE, 0, 0, intervals[0][1])]
+    middle = len(intervals) // 2
+    below, above = _decided(intervals[:middle]), _decided(intervals[middle:])
+    return [(_ABOVE, len(below), 0, intervals[middle][0]), *below, *above]
 
 
 FILTER = filter_program(MACHINE) if MACHINE in _CALLS else b""

@@ -98,7 +98,8 @@ def _late(_: int, frame: Any) -> None:
 
 
 def serve(request: dict[str, Any], out: int) -> None:
-    """One line to `out` per call: `v<text>` or `e<name of the exception>`."""
+    """Write one line to `out` per call: `v<text>` of the returned value, `c<text>` of an argument changed in place, or
+    `e<name of the exception>`."""
     given = forbid(request["forbidden"])
     entry, call_s = request["entry"], request["call_s"]
     signal.signal(signal.SIGPROF, _late)
@@ -110,7 +111,7 @@ def serve(request: dict[str, Any], out: int) -> None:
             _setitimer(signal.ITIMER_PROF, call_s, call_s)
             if code is None:
                 code = compile(request["source"], "<candidate>", "exec", dont_inherit=True)
-            line = "v" + _call(code, entry, text, given)
+            line = _call(code, entry, text, given)
         except BaseException as error:
             line = "e" + type(error).__name__.replace("\n", " ")
         finally:
@@ -131,9 +132,10 @@ def _call(code: types.CodeType, entry: str, text: str, given: dict[str, types.Mo
     args = values.decode(text)
     result = scope[entry](*args)
     try:
-        return values.outcome(result, args, lambda: values.decode(text))
+        outcome, changed = values.outcome(result, args, lambda: values.decode(text))
     except ValueError:
         raise Unprintable from None
+    return ("c" if changed else "v") + outcome
 
 
 class Unprintable(Exception):

@@ -10,7 +10,8 @@ Invariants:
 - It ends when its control socket closes.
 
 Protocol, on the SEQPACKET socket whose number is argv[1]: it sends `ready` (before that, as real root, `map`, and waits
-for the outside to write its id map); then per run ORDER in, two descriptors with it; REPLY out.
+for the outside to write its id map); then per run ORDER in, two descriptors with it; REPLY out. CUT may come at any time
+after an ORDER: a run that is still there ends like one at its deadline.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shared.sandbox.inside import confine, harness
 ORDER = struct.Struct("<dIQIQ?")
 # exit status as waitpid gives it, hit the deadline or the processor limit, was confined, processor seconds
 REPLY = struct.Struct("<i??d")
+CUT = b"cut"  # from outside: end the run now
 UID = 1000  # inside the user namespace
 _BROKEN = 125  # the child could not confine itself: never the candidate's doing
 
@@ -84,10 +86,10 @@ def _watch(pid: int, deadline_s: float, cpu_s: int, confined: int, control: _soc
     handle = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(handle, select.POLLIN)
-    poll.register(control.fileno(), 0)  # hang-up only
+    poll.register(control.fileno(), select.POLLIN)
     events = dict(poll.poll(deadline_s * 1000))
-    if control.fileno() in events:
-        os._exit(0)  # as PID 1 of the sandbox: everything in it dies
+    if control.fileno() in events and control.recv(len(CUT)) != CUT:
+        os._exit(0)  # it was closed. As PID 1 of the sandbox: everything in it dies
     late = handle not in events
     if late:
         os.kill(pid, signal.SIGKILL)
@@ -104,6 +106,8 @@ def _watch(pid: int, deadline_s: float, cpu_s: int, confined: int, control: _soc
 
 def main() -> None:
     mode, control = sys.argv[1], _socket.socket(fileno=int(sys.argv[2]))
+    # Celery sets a default timeout of the whole parent process at times. A socket that is made meanwhile does not block.
+    control.setblocking(True)
     isolated = mode != "process"
     if mode == "root":
         confine.enter_user_namespace()
@@ -120,6 +124,8 @@ def main() -> None:
         data, fds = _receive(control)
         if not data:
             return
+        if data == CUT:  # of a run that had just ended
+            continue
         order = ORDER.unpack(data)
         flags = (confine.CLONE_NEWPID | (confine.CLONE_NEWNS if order[5] else 0)) if isolated else 0
         confined = os.pipe()

@@ -4,8 +4,8 @@ import pytest
 from miniature import FUNCTIONS, make_problems, own_functions, write_lines
 
 from services.trainer.base.tokenizer import train
-from shared.formats.compact import Compact
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
+from shared.renderers.formats.compact_1 import Compact
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +27,5 @@ def compact(tmp_path_factory: pytest.TempPathFactory) -> Compact:
 
 
 @pytest.fixture(scope="session")
-def train_pairs() -> list[tuple[Problem, Hidden]]:
+def train_pairs() -> list[tuple[FunctionProblem, FunctionHidden]]:
     return make_problems(FUNCTIONS["train"])

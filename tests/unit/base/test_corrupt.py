@@ -6,9 +6,9 @@ from miniature import FUNCTIONS, outcome, own_functions
 
 from services.trainer.base.corrupt import code_sample, denoising_sample, fits, rename, renamed, renaming
 from services.trainer.base.samples import Weight
-from shared.formats.compact import Compact
-from shared.formats.edits import apply_edit
+from shared.environments.function.edits import apply_edit
 from shared.problems.values import decode, encode
+from shared.renderers.formats.compact_1 import Compact
 
 SOURCES = [source for source in own_functions()[::11] if fits(source)]
 

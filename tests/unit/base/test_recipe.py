@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from services.trainer.base import leak, streams
 from services.trainer.base.cli import app
 from services.trainer.base.samples import Samples
-from shared.formats.compact import Compact
 from shared.model import load_checkpoint
-from shared.problems.signatures import read_signatures, write_signatures
+from shared.problems.signatures import fingerprint, read_signatures, write_signatures
+from shared.renderers.formats.compact_1 import Compact
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,6 @@ def test_mtp_distillation_leaves_the_trunk_bit_for_bit(made: tuple[Path, Path]) 
 
 def test_signatures_name_every_function_of_the_streams(made: tuple[Path, Path]) -> None:
     work, out = made
-    from shared.problems.signatures import fingerprint
-
     known = read_signatures(out / "signatures.npz")
     sources = json.loads((work / "streams" / "sources.json").read_text())
     assert all(known.has_near(*fingerprint(source)) for source in sources[::20])
@@ -85,7 +83,9 @@ def test_without_the_streams_the_signatures_give_the_same_report(
 ) -> None:
     work, out = made
     streamed, signed = leak.of_streams(pack, work / "streams"), leak.of_signatures(pack, out / "signatures.npz")
-    assert (signed.clean, signed.splits, signed.streams) == (streamed.clean, streamed.splits, streamed.streams)
+    assert (signed.clean, signed.splits) == (streamed.clean, streamed.splits)
+    sources = json.loads((work / "streams" / "sources.json").read_text())
+    assert signed.streams == len(set(map(fingerprint, sources)))  # two sources may differ in names alone
     planted = "def renamed(values, k):\n    return values[-k:] if k > 0 else []"
     write_signatures([planted], tmp_path / "signatures.npz")
     report = leak.of_signatures(pack, tmp_path / "signatures.npz")
@@ -101,6 +101,7 @@ def test_on_a_fresh_clone_leaks_are_looked_for_in_what_is_shipped(pack: Path, tm
     assert found["streams"] > 100_000
 
 
+@pytest.mark.nightly
 def test_streams_are_equal_for_equal_pack_and_seed(made: tuple[Path, Path], pack: Path, tmp_path: Path) -> None:
     work, _ = made
     streams.make(pack, tmp_path, 1, 1, "process", streams.Draws())

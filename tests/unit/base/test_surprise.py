@@ -7,11 +7,11 @@ import torch
 from services.trainer.base.settings import MODEL
 from services.trainer.base.surprise import surprises
 from services.trainer.base.traces import reference_repair
-from shared.formats.compact import Compact
 from shared.model import ModelConfig, Transformer, causal_rows
-from shared.problems import Hidden, Problem
+from shared.problems import FunctionHidden, FunctionProblem
+from shared.renderers.formats.compact_1 import Compact
 
-Pairs = list[tuple[Problem, Hidden]]
+Pairs = list[tuple[FunctionProblem, FunctionHidden]]
 
 
 def policy(vocabulary: int) -> Transformer:
@@ -51,7 +51,10 @@ def test_it_is_the_chance_of_the_repair_as_the_first_thing_said(compact: Compact
 
 def test_a_problem_without_a_solution_that_can_be_written_is_left_out(compact: Compact, train_pairs: Pairs) -> None:
     (problem, hidden) = train_pairs[0]
-    longer = Hidden(id=hidden.id, cases=hidden.cases, solution={"m.py": "def f():\n    pass\n" * 9})
+    longer = FunctionHidden(id=hidden.id, cases=hidden.cases, solution={"m.py": "def f():\n    pass\n" * 9})
     assert (
-        told(policy(compact.vocab_size), compact, [(problem, Hidden(id=problem.id, cases=[])), (problem, longer)]) == {}
+        told(
+            policy(compact.vocab_size), compact, [(problem, FunctionHidden(id=problem.id, cases=[])), (problem, longer)]
+        )
+        == {}
     )

@@ -5,13 +5,13 @@ from miniature import outcome
 
 from services.trainer.base import traces
 from services.trainer.base.samples import Weight
-from shared.formats import Observation, Tool
-from shared.formats.compact import Compact
-from shared.formats.edits import Workspace
-from shared.problems import Hidden, Problem
+from shared.environments.function.actions import Observation, Tool
+from shared.environments.function.edits import Files
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.values import decode, encode
+from shared.renderers.formats.compact_1 import Compact
 
-Pairs = list[tuple[Problem, Hidden]]
+Pairs = list[tuple[FunctionProblem, FunctionHidden]]
 
 
 def executed(plan: traces.Plan) -> list[Observation]:
@@ -27,7 +27,7 @@ def executed(plan: traces.Plan) -> list[Observation]:
     return observations
 
 
-def all_plans(compact: Compact, pairs: Pairs, draws: int = 30) -> list[tuple[traces.Plan, Hidden]]:
+def all_plans(compact: Compact, pairs: Pairs, draws: int = 30) -> list[tuple[traces.Plan, FunctionHidden]]:
     rng = random.Random(5)
     plans = [(traces.plan(p, h, compact, rng), h) for p, h in pairs for _ in range(draws)]
     return [(plan, hidden) for plan, hidden in plans if plan]
@@ -53,7 +53,7 @@ def test_every_trace_ends_solved_tested_and_submitted(compact: Compact, train_pa
         if plan.summarise:
             continue
         (sample,) = traces.write(plan, executed(plan), compact)
-        workspace, tools = Workspace(plan.problem.files), []
+        workspace, tools = Files(plan.problem.files), []
         for turn in split_turns(sample.ids, compact):
             for action in compact.actions(turn):
                 assert not action.error

@@ -117,7 +117,7 @@ def test_training_learns_and_an_interrupted_phase_goes_on(model: Transformer, tm
     assert first.progress.step == STEPS
     after = evaluate_rows(model, *samples(4).rows(torch.arange(4).numpy()))
     assert after.action_nll < 0.5 * before.action_nll
-    first._save(tmp_path)
+    first.save(tmp_path)
     torch.manual_seed(9)
     other = Transformer(model.config)
     resumed = trainer(other, tmp_path)

@@ -13,8 +13,9 @@ from shared.bus import BusUnavailable, connect, dead_letters, sqlite_worker
 from shared.bus.sqlite import SqliteBus
 from shared.bus.sqlite_store import Position, Row, Store
 from shared.contracts.codec import Raw
-from shared.contracts.messages import Alert, PolicyApplied, RunControl
-from shared.contracts.topics import POLICIES_APPLIED, RUNS_CONTROL, Topic
+from shared.contracts.messages import Alert, PolicyApplied, RunCommand
+from shared.contracts.topics import POLICIES_APPLIED, RUNS_COMMANDS, RUNS_STATE, Topic
+from tests.ruling import status
 
 TOPIC = Topic("t", (Alert,), partitions=4)
 COMPACTED = Topic("c", (Alert,), partitions=1, compacted=True)
@@ -118,7 +119,25 @@ def test_a_compacted_topic_keeps_the_last_message_of_each_key_for_its_retention(
     run(scenario)
 
 
-def test_of_a_replica_the_last_word_is_kept_and_of_a_run_every_word(tmp_path):
+def test_of_a_run_the_last_status_is_kept_and_earlier_ones_for_a_while(tmp_path):
+    async def scenario():
+        path = tmp_path / "bus.db"
+        bus = SqliteBus(path, client="x")
+        said = [status(run, state) for state in ("running", "paused") for run in ("a", "b")]
+        await bus.publish_many([(RUNS_STATE, one.run, one) for one in said])
+        await anext(bus.deliveries([RUNS_STATE], None, 1))
+        age(path, RUNS_STATE.compact_after_h * 3600 - 60)
+        assert await bus.purge() == 0
+        age(path, 120)
+        assert await bus.purge() == 2
+        late = bus.deliveries([RUNS_STATE], None, 8)
+        assert [(await anext(late)).message for _ in range(2)] == said[2:]
+        await bus.close()
+
+    run(scenario)
+
+
+def test_of_a_replica_the_last_word_is_kept_and_of_a_run_every_command(tmp_path):
     async def scenario():
         path = tmp_path / "bus.db"
         bus = SqliteBus(path, client="x")
@@ -126,15 +145,15 @@ def test_of_a_replica_the_last_word_is_kept_and_of_a_run_every_word(tmp_path):
             for replica in ("one", "two"):
                 applied = PolicyApplied(run="r", replica=replica, url=f"http://{replica}", serial=serial)
                 await bus.publish(POLICIES_APPLIED, replica, applied)
-            await bus.publish(RUNS_CONTROL, "r", RunControl(run="r", action="pause"))
+            await bus.publish(RUNS_COMMANDS, "r", RunCommand(run="r", action="pause"))
         for _ in range(2):
             late = bus.deliveries([POLICIES_APPLIED], None, 10)
             last = [(await anext(late)).message for _ in range(count(path, "policies.applied"))][-2:]
             assert [(message.replica, message.serial) for message in last] == [("one", 2), ("two", 2)]
-            await anext(bus.deliveries([RUNS_CONTROL], None, 10))
+            await anext(bus.deliveries([RUNS_COMMANDS], None, 10))
             age(path, 7200)
             await bus.purge()
-        assert (count(path, "policies.applied"), count(path, "runs.control")) == (2, 3)
+        assert (count(path, "policies.applied"), count(path, "runs.commands")) == (2, 3)
         await bus.close()
 
     run(scenario)
@@ -241,6 +260,7 @@ def test_a_bus_file_of_another_schema_is_refused(tmp_path):
 def without_sources(db):
     db.execute("DROP INDEX letters_by_source")
     db.execute("ALTER TABLE messages DROP COLUMN source")
+    db.execute("ALTER TABLE topics DROP COLUMN compact_after_s")
 
 
 def test_a_bus_file_of_the_first_schema_is_read_on_where_its_groups_stand(tmp_path):

@@ -18,16 +18,17 @@ from shared.contracts.graded import Finding, Graded, place, verdict_key
 from shared.contracts.ids import attempt_prefix
 from shared.contracts.run import Purpose, Ref, RunConfig
 from shared.contracts.trajectory import Segment, Span, Trajectory, pack, pack_routing, unpack
-from shared.formats import Observation, Tool
-from shared.formats.compact import Compact
+from shared.environments.function.actions import Observation, Tool
 from shared.objects.directory import DirectoryObjects
-from shared.problems import Case, Problem
+from shared.problems import Case, FunctionProblem
 from shared.problems.pack import write
+from shared.renderers.formats.compact_1 import Compact
 from shared.weights.checkpoint_objects import upload_directory
+from tests.ruling import status
 
 RUN = "r-20260101T000000-abcd"
 HOSTILE = "<script>alert(1)</script> \x1b[2J\x1b]0;owned\x07 \u202egnp.exe \u200b{{7*7}} '\"&"
-PROBLEM = Problem(
+PROBLEM = FunctionProblem(
     id="p-1",
     prompt=f"Repair it. {HOSTILE}",
     files={"f.py": f'def f(a):\n    """{HOSTILE}"""\n    return a - 1\n'},
@@ -49,7 +50,7 @@ class World:
     def messages(self) -> list[tuple[t.Topic, str, msgspec.Struct]]:
         """A run of three steps with four attempts, in the order in which they would come."""
         said: list[tuple[t.Topic, str, msgspec.Struct]] = [
-            (t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="start")),
+            (t.RUNS_STATE, RUN, status(RUN, "running", self.config.base)),
             (t.STEPS_COMMITTED, RUN, m.IncarnationStarted(run=RUN, incarnation=0, step=0, parent=-1)),
         ]
         for serial in range(4):
@@ -93,7 +94,7 @@ class World:
             "todo_unfinished": Finding(1.0, [f"left open: {HOSTILE}", f"{place(0, 1, 2)}: nowhere"]),
         }
         graded = Graded(verdict=verdict, findings=findings, grader="grader")
-        self.objects.put(verdict_key(RUN, key), msgspec.json.encode(graded))
+        self.objects.put(verdict_key(RUN, key, trajectory), msgspec.json.encode(graded))
         return m.RolloutScored(
             run=RUN,
             key=key,
@@ -148,7 +149,7 @@ class World:
         return self.objects.put(f"{prefix}/trajectory-0.safetensors.zst", pack(trajectory))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     state = tmp_path_factory.mktemp("state")
     objects = DirectoryObjects(state / "objects")

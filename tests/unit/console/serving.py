@@ -21,7 +21,9 @@ from services.console.service import serve
 from services.console.site import Access
 from shared import bus
 from shared.bus import Bus
+from shared.contracts.messages import RunStatus
 from shared.telemetry import Health
+from tests.ruling import rule
 from tests.unit.console.conftest import RUN, World
 
 OPERATOR, VIEWER = "operator-token-0123456789", "viewer-token-0123456789"  # of alice and of victor
@@ -80,6 +82,8 @@ async def console(world: World, state: Path, *, within_s: float | None = 240, **
         await messages.publish_many(world.messages)
         stop = asyncio.Event()
         serving = asyncio.create_task(serve(messages, board, health, stop))
+        known = [message for _, _, message in world.messages if isinstance(message, RunStatus)]
+        ruling = asyncio.create_task(rule(messages, *known))
         while not board.alerts or not board.runs or not board.runs[RUN].evals:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         try:
@@ -90,4 +94,5 @@ async def console(world: World, state: Path, *, within_s: float | None = 240, **
         finally:
             stop.set()
             await serving
+            ruling.cancel()
             await messages.close()

@@ -16,6 +16,7 @@ from shared import bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import RunConfig
+from tests.ruling import status
 from tests.unit.console.conftest import HOSTILE, RUN
 from tests.unit.console.serving import OPERATOR, VIEWER, Console, Page, console
 
@@ -43,19 +44,26 @@ async def signed_in(there: Console, token: str = OPERATOR) -> str:
     return page.hidden("form_key")
 
 
-async def said(there: Console) -> list[m.RunControl]:
-    """All of runs.control but the start."""
-    found = []
-    async for delivery in there.bus.deliveries([t.RUNS_CONTROL], None, 8):
+async def end(there: Console) -> list[m.RunCommand]:
+    """All commands so far."""
+    await there.bus.publish(t.RUNS_COMMANDS, "last", m.RunCommand(run="last", action="pause"))
+    found: list[m.RunCommand] = []
+    async for delivery in there.bus.deliveries([t.RUNS_COMMANDS], None, 8):
+        if delivery.message.run == "last":
+            return found
         found.append(delivery.message)
-        if found[-1].action == "finished":
-            return found[1:-1]
     raise AssertionError
 
 
-async def end(there: Console) -> list[m.RunControl]:
-    await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-    return await said(there)
+async def finish(there: Console) -> None:
+    await there.bus.publish(t.RUNS_STATE, RUN, status(RUN, "finished"))
+    await until(lambda: there.board.runs[RUN].state.value == "finished")
+
+
+async def until(there: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not there():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def test_an_operator_pauses_resumes_and_stops_a_run_and_the_page_says_who_did_what_when_and_why(run):
@@ -239,15 +247,14 @@ def test_a_new_run_is_started_as_an_old_one_was_but_for_what_the_form_says(run, 
     async def scenario(there: Console) -> None:
         key = await signed_in(there)
         assert "Start another like it" not in (await there.get(f"/runs/{RUN}"))[2].text
-        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        await finish(there)
         assert "Start another like it" in (await there.get(f"/runs/{RUN}"))[2].text
         form = {"form_key": key, "reason": "again", "minutes": "2.5", "max_steps": "", "seed": "7"}
         status, _, page = await there.post(f"/runs/{RUN}/start", form)
         assert status == 200
         (name,) = set(there.board.runs) - {RUN}
         assert f"as {RUN} was again" in page.text
-        word = (await control(there))[-1]
+        word = (await end(there))[-1]
         assert (word.run, word.action, word.by, word.reason) == (name, "start", "alice", f"as {RUN} was again")
         assert word.config is not None
         config = msgspec.json.decode(world.objects.get(word.config), type=RunConfig)
@@ -260,30 +267,12 @@ def test_a_new_run_is_started_as_an_old_one_was_but_for_what_the_form_says(run, 
     run(scenario)
 
 
-async def control(there: Console) -> list[m.RunControl]:
-    """All of runs.control so far."""
-    await there.bus.publish(t.RUNS_CONTROL, "last", m.RunControl(run="last", action="pause"))
-    found: list[m.RunControl] = []
-    async for delivery in there.bus.deliveries([t.RUNS_CONTROL], None, 8):
-        if delivery.message.run == "last":
-            return found
-        found.append(delivery.message)
-    raise AssertionError
-
-
-async def until(there: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not there():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def test_no_run_is_started_beside_one_that_goes_on_by_who_may_not_or_with_what_is_no_number(run):
     async def scenario(there: Console) -> None:
         operator, viewer = ({"Authorization": f"Bearer {token}"} for token in (OPERATOR, VIEWER))
         beside = await there.post(f"/runs/{RUN}/start", {}, headers=operator)
         assert (beside[0], f"{RUN} is running" in beside[2].text) == (409, True)
-        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        await finish(there)
         refused = [
             ({}, {}, 401),
             (viewer, {}, 403),
@@ -296,7 +285,7 @@ def test_no_run_is_started_beside_one_that_goes_on_by_who_may_not_or_with_what_i
         for headers, form, expected in refused:
             assert (await there.post(f"/runs/{RUN}/start", form, headers=headers))[0] == expected, form
         assert (await there.post("/runs/none/start", {}, headers=operator))[0] == 404
-        assert [word.action for word in await control(there)] == ["start", "finished"]
+        assert [word.action for word in await end(there)] == []
 
     run(scenario)
 
@@ -304,8 +293,8 @@ def test_no_run_is_started_beside_one_that_goes_on_by_who_may_not_or_with_what_i
 def test_no_run_is_started_while_the_past_is_still_read(run):
     async def scenario(there: Console) -> None:
         headers = {"Authorization": f"Bearer {OPERATOR}"}
-        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-        await until(lambda: there.board.runs[RUN].state.value == "finished" and there.board.complete)
+        await finish(there)
+        await until(lambda: there.board.complete)
         there.board.complete = False
         status, _, page = await there.post(f"/runs/{RUN}/start", {}, headers=headers)
         assert (status, "has not all been read yet" in page.text) == (409, True)
@@ -318,11 +307,10 @@ def test_no_run_is_started_while_the_past_is_still_read(run):
 def test_two_clicks_at_once_start_one_run(run):
     async def scenario(there: Console) -> None:
         headers = {"Authorization": f"Bearer {OPERATOR}"}
-        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        await finish(there)
         both = await asyncio.gather(*[there.post(f"/runs/{RUN}/start", {}, headers=headers) for _ in range(2)])
         assert sorted(status for status, _, _ in both) == [200, 409]
-        assert [word.action for word in await control(there)] == ["start", "finished", "start"]
+        assert [word.action for word in await end(there)] == ["start"]
 
     run(scenario)
 
@@ -330,8 +318,7 @@ def test_two_clicks_at_once_start_one_run(run):
 def test_a_run_whose_parts_are_gone_is_not_started_again(run, world):
     async def scenario(there: Console) -> None:
         headers = {"Authorization": f"Bearer {OPERATOR}"}
-        await there.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="finished"))
-        await until(lambda: there.board.runs[RUN].state.value == "finished")
+        await finish(there)
         kept = world.objects.get(world.config.pack_hidden)
         world.objects.delete(world.config.pack_hidden.key)
         try:
@@ -339,7 +326,7 @@ def test_a_run_whose_parts_are_gone_is_not_started_again(run, world):
         finally:
             world.objects.put(world.config.pack_hidden.key, kept)
         assert (status, f"{world.config.pack_hidden.key}: what {RUN} was made of is gone" in page.text) == (409, True)
-        assert [word.action for word in await control(there)] == ["start", "finished"]
+        assert [word.action for word in await end(there)] == []
 
     run(scenario)
 

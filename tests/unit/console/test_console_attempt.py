@@ -54,6 +54,7 @@ def segment_of(world, attempt: str, version: int) -> Segment:
 def test_every_term_says_what_it_was_given_for_and_links_to_the_turn(visit, world):
     (page,) = visit(f"/runs/{RUN}/attempts/a-0")
     broken, todo = rows(page, "Term of the reward")
+    assert "trajectory: " not in page.text, page.text  # it could be read
     last = segment_of(world, "a-0", 0).spans[-1]
     assert broken[:2] == ["broken tool call", "-0.050"]
     assert broken[2].startswith("turn 2: broken edit <script>alert(1)</script> ⟨ESC⟩")
@@ -80,7 +81,8 @@ def test_evidence_as_the_reward_service_writes_it_is_understood(world):
 
 
 def test_without_what_the_grader_found_the_terms_stand_and_the_page_says_so(visit, world):
-    key = verdict_key(RUN, m.AttemptKey(attempt="a-1", epoch=1, group="", problem=""))
+    trajectory = world.trajectory("a-1", 1)
+    key = verdict_key(RUN, m.AttemptKey(attempt="a-1", epoch=1, group="", problem=""), trajectory)
     kept = world.objects.get(world.objects.head(key))
     world.objects.delete(key)
     try:

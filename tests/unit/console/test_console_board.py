@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console import transcript
+from services.console import changes, transcript
 from services.console.board import LISTED_RUNS, Board
 from services.console.charts import POINTS, Series, line_chart
+from services.console.conversation import conversation
 from services.console.seen import Seen
 from shared.contracts import messages as m
 from shared.contracts.run import Purpose
-from shared.contracts.trajectory import Segment, unpack
+from shared.contracts.trajectory import Segment, Submission, unpack
 from tests.unit.console.conftest import HOSTILE, PROBLEM, RUN
 
 
@@ -132,18 +133,6 @@ def test_the_names_in_a_chart_are_escaped():
     assert "\u202e" not in drawn
 
 
-def test_a_trajectory_reads_as_a_conversation(world):
-    trajectory = unpack(world.objects.get(world.trajectory("a-0", 3)))
-    said = list(transcript.blocks(trajectory.segments[0], world.chat))
-    assert [block.role for block in said] == ["prompt", "tool call", "tool output", "tool call"]
-    edit, test = said[1].calls
-    assert (edit.tool, edit.where, test.tool) == ("edit", "line 3", "test")
-    assert "return a - 1".replace(edit.before, edit.after, 1) == "return a + 1"
-    assert said[3].calls[0].error
-    assert (said[3].ok, said[0].sampled, said[1].sampled) == (False, False, True)
-    assert transcript.versions(trajectory.segments[0]) == [3]
-
-
 def test_token_by_token_is_exactly_what_the_engine_saw(world):
     segment = unpack(world.objects.get(world.trajectory("a-0", 3))).segments[0]
     T = len(segment.tokens)
@@ -158,7 +147,8 @@ def test_token_by_token_is_exactly_what_the_engine_saw(world):
 
 def test_without_the_chat_format_ids_are_shown(world):
     segment = unpack(world.objects.get(world.trajectory("a-0", 3))).segments[0]
-    assert "not at hand" in next(iter(transcript.blocks(segment, None))).text
+    ((first, *_),) = conversation([segment], None, None)
+    assert "not at hand" in first.passages[0].text.head
     assert transcript.tokens(segment, None, 0, 1)[0].text == str(segment.tokens[0])
 
 
@@ -172,8 +162,8 @@ def test_a_segment_without_spans_is_one_block(world):
         versions=zeros.astype(np.int32) - 1,
         oldest_kv_version=0,
     )
-    (block,) = transcript.blocks(segment, world.chat)
-    assert block.text == "x = 1"
+    ((block,),) = conversation([segment], world.chat, None)
+    assert block.passages[0].text.head == "x = 1"
 
 
 @pytest.mark.parametrize(("logprob", "heat"), [(0.0, 0), (-0.7, 1), (-1.4, 2), (-50.0, 9), (1e-5, 0)])
@@ -182,7 +172,8 @@ def test_heat_doubles_with_each_shade(logprob, heat):
 
 
 def test_the_difference_names_changed_files_only():
-    lines = transcript.diff({"a": "1\n", "b": "x\n"}, {"a": "2\n", "b": "x\n", "c": "new\n"})
-    assert ("file", "b") not in lines
-    assert [line for kind, line in lines if kind == "add"] == ["+2", "+new"]
-    assert transcript.diff(PROBLEM.files, PROBLEM.files) == []
+    submitted = Submission(files={"a": "2\n", "b": "x\n", "c": "new\n"})
+    found = changes.of(submitted, {"a": "1\n", "b": "x\n"}).files
+    assert [file.path for file in found] == ["a", "c"]
+    assert [line for file in found for kind, line in file.lines if kind == "add"] == ["+2", "+new"]
+    assert changes.of(Submission(files=PROBLEM.files), PROBLEM.files).files == ()

@@ -12,6 +12,7 @@ from services.console.curves import curves, together
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import LengthPenalty
+from tests.ruling import status
 from tests.unit.console.conftest import HOSTILE, RUN
 from tests.unit.console.serving import console
 
@@ -57,7 +58,7 @@ def test_end_figures_stand_beside_each_other(world):
         board.apply(message)
     report = world.config.base
     board.apply(m.EvalFinished(run=RUN, eval="after", serial=3, report=report, figures={"pass_at_1": 0.5}))
-    board.apply(m.RunControl(run=OTHER, action="start"))
+    board.apply(status(OTHER))
     rows = dict(outcomes([board.runs[RUN], board.runs[OTHER]]))
     assert rows["steps"] == ["3", "0"]
     assert rows["last evaluation"] == ["after, version 3", "–"]
@@ -70,7 +71,7 @@ def test_the_page_compares_offers_and_says_what_is_missing(world, tmp_path):
         async with console(world, tmp_path) as there:
             hostile = HOSTILE.replace("/", "")
             for run in (OTHER, hostile):
-                await there.bus.publish(t.RUNS_CONTROL, run, m.RunControl(run=run, action="start"))
+                await there.bus.publish(t.RUNS_STATE, run, status(run))
             while hostile not in there.board.runs:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             _, _, form = await there.get("/compare")
@@ -86,7 +87,7 @@ def test_the_page_compares_offers_and_says_what_is_missing(world, tmp_path):
                 assert "<script>alert" not in page.html
                 assert "\x1b" not in page.html
                 assert "\u202e" not in page.html
-            status, _, _ = await there.get("/compare", params=[("run", str(i)) for i in range(50)])
-            assert status == 200
+            code, _, _ = await there.get("/compare", params=[("run", str(i)) for i in range(50)])
+            assert code == 200
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console import transcript
+from services.console import changes, transcript
 from services.console.site import templates
 from shared.contracts.trajectory import Segment
 
@@ -53,5 +53,5 @@ def test_token_by_token_it_is_masked_however_it_is_cut_and_wherever_a_page_begin
 
 def test_a_difference_shows_none_even_where_it_stretches_over_lines():
     key = "-----BEGIN " + "PRIVATE KEY-----\nMIIEabc\nxyz\n-----END " + "PRIVATE KEY-----"
-    lines = transcript.diff({"a.py": "x = 1\n"}, {"a.py": f"x = '''{key}'''\n"})
+    lines = changes.compared("x = 1\n", f"x = '''{key}'''\n")
     assert lines[-1] == ("add", "+x = '''⟨private key⟩'''")

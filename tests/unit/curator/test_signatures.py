@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from services.curator import cli
+from services.curator import cli, mutate
 from shared.problems.signatures import BYTES, Signatures, fingerprint, read_signatures, write_signatures
 
 ONE = """def total(prices, tax):
@@ -89,12 +89,12 @@ def test_another_file_is_refused_by_name(tmp_path: Path):
 
 def test_a_package_that_goes_without_the_signatures_makes_no_pack_unfiltered(tmp_path: Path, monkeypatch):
     """The image `light` leaves them out. Where no base policy is part of the package there is nothing to know."""
-    monkeypatch.setattr(cli, "_shipped", lambda: tmp_path)
-    assert cli._shipped_signatures() is None
+    monkeypatch.setattr(mutate, "shipped", lambda: tmp_path)
+    assert mutate._shipped_signatures() is None
     (tmp_path / "config.json").write_text("{}")
     result = CliRunner().invoke(cli.app, ["mutate", "--out", str(tmp_path / "pack")], env={"COLUMNS": "400"})
     assert result.exit_code == 2
     assert "signatures.npz: missing" in result.output
     assert not (tmp_path / "pack").exists()
     (tmp_path / "signatures.npz").touch()
-    assert cli._shipped_signatures() == tmp_path / "signatures.npz"
+    assert mutate._shipped_signatures() == tmp_path / "signatures.npz"

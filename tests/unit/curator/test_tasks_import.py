@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from etude.demo.prepare import BASE, fitting_split, own_pack, own_problems
 from services.curator.cli import app
-from shared.problems import Problem
+from shared.problems import FunctionHidden, FunctionProblem
 from shared.problems.pack import Lines, file_name, splits_in
 from shared.sandbox import FunctionRun, connect
 
@@ -51,7 +51,8 @@ def imported(path: Path, *options: str) -> Result:
 
 def ids(pack: Path) -> dict[str, list[str]]:
     return {
-        name: Lines((pack / file_name(name, "public")).read_bytes(), Problem).ids for name in sorted(splits_in(pack))
+        name: Lines((pack / file_name(name, "public")).read_bytes(), FunctionProblem).ids
+        for name in sorted(splits_in(pack))
     }
 
 
@@ -85,6 +86,42 @@ def test_what_fails_the_check_is_named_with_its_line(own: Path, tmp_path: Path) 
     assert "line 1: problem 'wrong': oracle: the solution gives 0 for visible[0], expected 2" in result.stderr
     assert "30 of 31 problems" in result.stderr
     assert "wrong" not in str(ids(tmp_path / "pack"))
+
+
+FORGOTTEN = {
+    "forgot-return": (
+        "def f(xs):\n    xs.sort()\n",
+        "def f(xs):\n    xs.sort()\n    return xs\n",
+        "[[3, 1]]",
+        "[1, 3]",
+    ),
+    "copy": ("def f(xs):\n    return xs\n", "def f(xs):\n    return sorted(xs)\n", "[[3, 1]]", "[1, 3]"),
+    "unwanted-return": ("def f(xs):\n    return sorted(xs)\n", "def f(xs):\n    xs.sort()\n", "[[3, 1]]", "[1, 3]"),
+    "forgot-return-dict": (
+        "def f(d, k):\n    d[k] = 1\n",
+        "def f(d, k):\n    d[k] = 1\n    return d\n",
+        '[{"dict": []}, "a"]',
+        '{"dict": [["a", 1]]}',
+    ),
+}
+
+
+def test_a_forgotten_return_is_a_problem_that_can_be_posed(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    rows = [
+        row(name, files={"f.py": broken}, solution={"f.py": solution}, visible=[case], hidden=[case])
+        for name, (broken, solution, args, expected) in FORGOTTEN.items()
+        for case in ({"args": args, "expected": expected},)
+    ]
+    own.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    result = imported(own, "--split", "held_out")
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 problems" in result.stderr
+    problems = Lines((tmp_path / "pack" / file_name("held_out", "public")).read_bytes(), FunctionProblem)
+    hidden = Lines((tmp_path / "pack" / file_name("held_out", "hidden")).read_bytes(), FunctionHidden)
+    for name in FORGOTTEN:
+        wanted = name == "unwanted-return"
+        assert {case.changed for case in (*problems[name].visible, *hidden[name].cases)} == {wanted}, name
 
 
 def test_the_share_that_is_held_out_can_be_chosen_and_relatives_stay_together(own: Path, tmp_path: Path) -> None:

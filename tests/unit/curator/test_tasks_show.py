@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.curator.cli import app
-from shared.problems import Case, Hidden, Problem
+from shared.problems import Case, FunctionHidden, FunctionProblem
 from shared.problems.pack import write
 
 CASE = Case(args="[]", expected="1")
@@ -18,9 +18,9 @@ CASE = Case(args="[]", expected="1")
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     for split in ("train", "rl", "dev", "held_out"):
-        problem = Problem(id=f"in-{split}", files={"f.py": "def f(): return 0"}, entry="f", visible=[])
+        problem = FunctionProblem(id=f"in-{split}", files={"f.py": "def f(): return 0"}, entry="f", visible=[])
         (tmp_path / f"{split}.public.jsonl.zst").write_bytes(write([problem]))
-        (tmp_path / f"{split}.hidden.jsonl.zst").write_bytes(write([Hidden(id=problem.id, cases=[CASE])]))
+        (tmp_path / f"{split}.hidden.jsonl.zst").write_bytes(write([FunctionHidden(id=problem.id, cases=[CASE])]))
     return tmp_path
 
 
@@ -47,9 +47,9 @@ def test_without_an_id_all_are_listed(pack: Path) -> None:
 
 def test_a_pack_of_others_steers_no_terminal_and_is_shown_exactly(pack: Path) -> None:
     steers = "\x1b[2J\x9b2J\u202e\U000e0041é"
-    problem = Problem(id=f"in-{steers}", prompt=steers, files={"f.py": steers}, entry="f", visible=[])
+    problem = FunctionProblem(id=f"in-{steers}", prompt=steers, files={"f.py": steers}, entry="f", visible=[])
     (pack / "dev.public.jsonl.zst").write_bytes(write([problem]))
-    (pack / "dev.hidden.jsonl.zst").write_bytes(write([Hidden(id=problem.id, cases=[CASE])]))
+    (pack / "dev.hidden.jsonl.zst").write_bytes(write([FunctionHidden(id=problem.id, cases=[CASE])]))
     listed = CliRunner().invoke(app, ["show", str(pack), "--split", "dev"]).stdout
     assert listed == "in-⟨ESC⟩[2J⟨U+009B⟩2J⟨U+202E⟩⟨U+E0041⟩é\n"
     shown = CliRunner().invoke(app, ["show", str(pack), problem.id]).stdout

@@ -1,4 +1,4 @@
-"""What is said of a run, for the tests of its figures: a trainer's life with forks, evaluations, words of people."""
+"""What is said of a run, for the tests of its figures: a trainer's life with forks, evaluations, changes of state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from etude.figures.points import Heard
 from shared.contracts import messages as m
 from shared.contracts.run import Ref
+from tests.ruling import status
 
 RUN = "r-20260101T000000-aaaa"
 REF = Ref(key=f"runs/{RUN}/config.json", size=1, checksum="c" * 32)
@@ -33,19 +36,24 @@ def evaluated(name: str, serial: int, pass_at_1: float = 0.5) -> m.EvalFinished:
     return m.EvalFinished(run=RUN, eval=name, serial=serial, report=REF, figures={"pass_at_1": pass_at_1})
 
 
-def word(action: Any, **options: Any) -> m.RunControl:
-    return m.RunControl(run=RUN, action=action, config=REF if action == "start" else None, **options)
+def word(state: str, **more: Any) -> m.RunStatus:
+    return status(RUN, state, REF, **more)
 
 
 def heard(*messages: Any, first: float = 1000.0) -> list[Heard]:
     """Each said a second after the one before it."""
-    return [Heard(message, first + second) for second, message in enumerate(messages)]
+    return [Heard(_said(message, first + second), first + second) for second, message in enumerate(messages)]
+
+
+def _said(message: Any, at: float) -> Any:
+    made_now = isinstance(message, m.RunStatus) and message.since > 1e9
+    return msgspec.structs.replace(message, since=at) if made_now else message
 
 
 def life(seed: int, length: int) -> list[Heard]:
     """A run: steps and evaluations, now and then a fork to an earlier step, a pause, and something said twice."""
     chance = random.Random(seed)
-    said: list[Any] = [word("start"), begun(0, 0), published(0, 0)]
+    said: list[Any] = [word("running"), begun(0, 0), published(0, 0)]
     at, incarnation, serial = 0, 0, 0
     for number in range(length):
         match chance.choice(("step", "step", "step", "step", "fork", "evaluation", "pause", "again")):
@@ -58,7 +66,7 @@ def life(seed: int, length: int) -> list[Heard]:
             case "evaluation":
                 said.append(evaluated(f"e{number}", chance.randint(0, serial), chance.random()))
             case "pause":
-                said += [word("pause"), word("resume")]
+                said += [word("paused"), word("running")]
             case "again":
                 said.append(chance.choice(said))
     return heard(*said)

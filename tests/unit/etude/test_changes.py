@@ -37,10 +37,10 @@ def test_named_fields_differ_and_all_others_stay(tmp_path: Path) -> None:
     )
 
 
-def test_a_term_can_be_switched_off_and_a_free_name_added(tmp_path: Path) -> None:
-    config = changed(tmp_path, json.dumps({"reward": {"length": None}, "train": {"credit": {"faults": {"rude": 0.1}}}}))
+def test_a_term_can_be_switched_off_and_another_one_added(tmp_path: Path) -> None:
+    config = changed(tmp_path, json.dumps({"reward": {"length": None, "behaviour": {"todo_unfinished": -0.1}}}))
     assert config.reward.length is None
-    assert config.train.credit.faults["rude"] == 0.1
+    assert config.reward.behaviour["todo_unfinished"] == -0.1
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,10 @@ def test_a_stored_run_that_does_not_say_at_what_it_pauses_pauses_at_nothing() ->
 def test_an_ablation_is_one_flag_and_the_run_is_of_it(flag: dict[str, Any], field: str, value: object) -> None:
     of = attrgetter(field)
     assert of(planned("r", DemoOptions(**flag))) == value != of(planned("r", DemoOptions()))
+
+
+def test_a_reward_term_that_is_named_twice_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "new.json"
+    path.write_text('{"reward": {"behaviour": {"style": -0.1, "style": 0.1}}}')
+    with pytest.raises(changes.BadChange, match="'style' is named twice"):
+        changes.read(path)

@@ -6,6 +6,7 @@ import asyncio
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -109,3 +110,14 @@ def test_the_plot_says_that_practice_is_on_other_problems_and_counts_ages_in_who
     practice, _, ages = plot(outcome).axes
     assert practice.get_xlabel().endswith(note)
     assert ages.get_yticks().tolist() == [0, 1, 2, 3]
+
+
+def test_practice_shows_its_gain_as_soon_as_it_is_known() -> None:
+    progress = Progress()
+    progress.see(step(1, 0.3), NOW)
+    assert "gain" not in Practice(progress).line(NOW) + Practice(progress).end()
+    for number, gain in ((2, 0.02), (3, 0.06)):
+        one = step(number, 0.3)
+        progress.see(msgspec.structs.replace(one, metrics={**one.metrics, "solved_gain": gain}), NOW)
+    assert "solved 30.0%  gain +4.0  " in Practice(progress).line(NOW)
+    assert "at equal difficulty gain +4.0 points" in Practice(progress).end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import io
 import json
 import os
@@ -67,7 +68,7 @@ def test_a_slip_in_what_was_given_touches_no_demo_and_the_mended_call_begins(
     before = finished_demo(state)
     broken = tmp_path / "broken.jsonl"
     broken.write_text(problems.read_text() + '{"id": "no files"}\n')
-    with pytest.raises(DemoError, match=r"line \d+: Object missing required field `files`"):
+    with pytest.raises(DemoError, match=r"line \d+: field 'files': is missing"):
         set_up(Demo(options(state, problems=broken), PAGE))
     assert files(state) == before
 
@@ -131,6 +132,25 @@ def test_a_set_up_that_was_stopped_does_not_become_a_demo_behind_the_users_back(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(stop_at_once())  # the thread has ended when this returns
     assert json.loads((state / "demo.json").read_text()) == {"phase": "set-up"}
+
+
+def test_what_other_commands_write_while_problems_are_made_stops_no_demo(
+    state: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`etude import --name` stores a checkpoint in the same folder."""
+
+    def ready(given: DemoOptions) -> DemoOptions:
+        (state / "objects").mkdir()
+        (state / "objects" / "mine").write_bytes(b"imported")
+        return made(given)
+
+    module = importlib.import_module("etude.demo.run")
+    made = module.ready
+    monkeypatch.setattr(module, "ready", ready)
+    demo = Demo(options(state, problems=problems), PAGE)
+    set_up(demo)
+    assert demo.memory["phase"] == "before"
+    assert (state / "objects" / "mine").read_bytes() == b"imported"
 
 
 def test_a_demo_at_its_end_is_not_gone_on_with(state: Path) -> None:

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from etude import status
+from etude import status as status_command
 from etude.demo import conduct
 from etude.demo.conduct import Conductor, NoVerdict, Patience, Stalled, TurnedDown, explained, waits
 from etude.demo.options import DemoOptions
@@ -31,13 +32,14 @@ from shared.objects import Objects
 from shared.problems import pack as packs
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
+from tests.ruling import status
 
 NOW = 1000.0
 REF = Ref(key="x", size=1, checksum="0" * 32)
 
 
-def word(action: str, **said: Any) -> m.RunControl:
-    return m.RunControl(run="r", action=action, **said)  # type: ignore[arg-type]
+def word(state: str, **more: Any) -> m.RunStatus:
+    return status("r", state, **more)
 
 
 def requested() -> m.RolloutRequested:
@@ -52,10 +54,11 @@ def requested() -> m.RolloutRequested:
     )
 
 
-def seen(*messages: tuple[float, m.RunControl | m.RolloutRequested]) -> Progress:
+def seen(*messages: tuple[float, m.RunStatus | m.RolloutRequested]) -> Progress:
     progress = Progress()
     for at, message in messages:
-        progress.see(message, at)
+        one = msgspec.structs.replace(message, since=at) if isinstance(message, m.RunStatus) else message
+        progress.see(one, at)
     return progress
 
 
@@ -90,8 +93,8 @@ def test_an_evaluation_without_a_verdict_is_told_and_asked_for_anew(tmp_path: Pa
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-async def _said(bus: Bus, action: str) -> None:
-    await bus.publish(t.RUNS_CONTROL, "r", word(action, by="alice", reason="lunch"))
+async def _said(bus: Bus, state: str) -> None:
+    await bus.publish(t.RUNS_STATE, "r", word(state, by="alice", reason="lunch"))
 
 
 def test_a_paused_run_is_waited_for_and_stalls_only_after_it_goes_on(tmp_path: Path) -> None:
@@ -101,12 +104,12 @@ def test_a_paused_run_is_waited_for_and_stalls_only_after_it_goes_on(tmp_path: P
         settings = ServiceSettings(state=tmp_path)
         bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
         async with Conductor(bus, objects, "r", patience) as conductor:
-            await _said(bus, "pause")
+            await _said(bus, "paused")
             end = asyncio.create_task(conductor.finished())
             await asyncio.wait({end}, timeout=6 * patience.give_up_s)
             assert not end.done()
             assert "paused by alice: lunch" in Practice(conductor.progress).line(NOW)
-            await _said(bus, "resume")
+            await _said(bus, "running")
             with pytest.raises(Stalled, match="waiting for the end of practice"):
                 await end
             await _said(bus, "finished")
@@ -117,9 +120,10 @@ def test_a_paused_run_is_waited_for_and_stalls_only_after_it_goes_on(tmp_path: P
 
 
 def test_a_run_that_is_sent_back_while_it_is_paused_is_still_paused() -> None:
-    assert seen((NOW, word("pause", by="alice")), (NOW + 1, word("rollback", by="alice"))).paused
-    assert not seen((NOW, word("pause")), (NOW + 1, word("resume"))).paused
-    assert not seen((NOW, word("pause")), (NOW + 1, word("stop"))).paused
+    back = word("paused", by="alice", rollback=m.Rollback(1, "back"), number=2**50)
+    assert seen((NOW, word("paused", by="alice")), (NOW, back)).paused
+    assert not seen((NOW, word("paused")), (NOW + 1, word("running"))).paused
+    assert not seen((NOW, word("paused")), (NOW + 1, word("stopping"))).paused
 
 
 def test_a_demo_that_is_stopped_leaves_only_when_the_scheduler_has_paused_the_run(
@@ -131,14 +135,13 @@ def test_a_demo_that_is_stopped_leaves_only_when_the_scheduler_has_paused_the_ru
         settings = ServiceSettings(state=tmp_path)
         bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
         async with Conductor(bus, objects, "r") as conductor:
-            await bus.publish(t.RUNS_CONTROL, "r", word("resume", number=1))
+            await bus.publish(t.RUNS_STATE, "r", word("running"))
             leaving = asyncio.create_task(conductor.paused())
-            said = bus.deliveries([t.RUNS_CONTROL], None, 8)
-            while (await anext(said)).message.action != "pause":
-                pass
+            commands = bus.deliveries([t.RUNS_COMMANDS], None, 8)
+            assert (await anext(commands)).message.action == "pause"
             await asyncio.wait({leaving}, timeout=0.5)
-            assert not leaving.done(), "its own word is no answer"
-            await bus.publish(t.RUNS_CONTROL, "r", word("pause", number=2, by="etude demo"))
+            assert not leaving.done(), "its own command is no answer"
+            await bus.publish(t.RUNS_STATE, "r", word("paused", by="etude demo"))
             await leaving
         await bus.close()
 
@@ -160,7 +163,7 @@ def test_a_run_that_the_scheduler_refuses_ends_the_waiting_with_the_reason(tmp_p
         async with Conductor(bus, objects, "r") as conductor:
             waiting = asyncio.create_task(conductor.served(0))
             await bus.publish(t.ALERTS, "r", why)
-            await bus.publish(t.RUNS_CONTROL, "r", word("finished"))
+            await bus.publish(t.RUNS_STATE, "r", word("finished"))
             with pytest.raises(TurnedDown, match=r"r has ended before its first attempt: c\.json .*; lease_s: found 0"):
                 await waiting
         await bus.close()
@@ -200,11 +203,11 @@ def test_a_demo_that_goes_on_after_practice_measures_the_last_version(tmp_path: 
 
 
 def test_the_bar_of_practice_stands_still_while_the_run_is_paused() -> None:
-    before = [(NOW, word("start")), (NOW, word("pause")), (NOW + 50, word("resume")), (NOW + 60, requested())]
+    before = [(NOW, word("running")), (NOW, word("paused")), (NOW + 50, word("running")), (NOW + 60, requested())]
     assert Practice(seen(*before)).done(NOW + 160) == 100
-    paused = [*before, (NOW + 160, word("pause")), (NOW + 161, word("pause", by=m.BY_SCHEDULER))]
+    paused = [*before, (NOW + 160, word("paused")), (NOW + 161, word("paused"))]
     assert Practice(seen(*paused)).done(NOW + 500) == 100
-    resumed = [*paused, (NOW + 500, word("resume"))]
+    resumed = [*paused, (NOW + 500, word("running"))]
     assert Practice(seen(*resumed)).done(NOW + 520) == 120
     # Topics have no order among each other: who begins to listen late may hear the request last.
     assert Practice(seen(*reversed(resumed[:3]), *resumed[4:], resumed[3])).done(NOW + 520) == 120
@@ -251,5 +254,5 @@ def test_the_logs_of_a_stopped_demo_are_there_to_be_read(tmp_path: Path, capsys:
         deadline = time.monotonic() + 20
         while not (log.exists() and "Zen" in log.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
-    status.show_logs(tmp_path, "sleeper", follow=False, lines=40)
+    status_command.show_logs(tmp_path, "sleeper", follow=False, lines=40)
     assert "The Zen of Python" in capsys.readouterr().out

@@ -31,11 +31,46 @@ def test_without_user_namespaces_what_bubblewrap_says_is_told_with_the_way_out(
     monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
     found = doctor.sandbox()
     assert not found.ok
-    assert found.found == "bwrap cannot make namespaces: bwrap: setting up uid map: Permission denied"
+    assert found.found.startswith("bwrap cannot make namespaces: bwrap: setting up uid map: Permission denied")
     assert "unprivileged user namespaces" in found.way_out
     monkeypatch.setenv("ETUDE_SANDBOX", "process")
     assert doctor.sandbox().ok
     assert "NOT isolated" in doctor.sandbox().found
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
+def test_the_adapter_for_agents_is_tried_and_says_how_it_limits_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    found = doctor.agents()
+    assert found.ok, found
+    assert found.found.startswith("bubblewrap, memory by ")
+
+
+def test_an_engine_that_does_not_answer_is_found_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker", reason="the extra docker is not installed")
+    monkeypatch.setenv("ETUDE_SANDBOX", "docker")
+    assert "allowed: docker:<reference>" in doctor.agents().found
+    monkeypatch.setenv("ETUDE_SANDBOX_IMAGE", "docker:busybox")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    found = doctor.agents()
+    assert not found.ok
+    assert "docker" in found.found
+
+
+def test_below_a_masked_proc_functions_run_and_commands_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text(
+        "#!/bin/sh\ncase \"$*\" in *--proc*) echo 'bwrap: Can'\\''t mount proc on /newroot/proc: denied' >&2; exit 1;; esac\n"
+    )
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ETUDE_SANDBOX", raising=False)
+    found = doctor.sandbox()
+    assert found.ok
+    assert "for functions alone" in found.found
+    assert "systempaths=unconfined" in found.found
 
 
 @pytest.mark.parametrize(("free", "ok"), [(3.9, False), (4.1, True)])

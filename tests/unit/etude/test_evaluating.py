@@ -80,8 +80,12 @@ def test_a_folder_without_a_checkpoint_is_named_as_it_was_written(
 @pytest.mark.parametrize(
     ("card", "said"),
     [
-        (None, r"no etude\.json.*allowed: compact-1.*etude import"),
-        ({"format": "chatml", "context": 512}, r"'chatml'; known: compact-1"),
+        (None, r"no etude\.json.*allowed: .*compact-1.*etude import"),
+        ({"format": "talk", "context": 512}, r"'talk'; known: .*compact-1"),
+        (
+            {"format": "chatml", "context": 512},
+            r"found no added token <\|im_start\|>; allowed: a tokenizer that has it",
+        ),
         ({"format": "compact-1"}, r"etude\.json has no 'context'"),
         ({"format": "compact-1", "context": None}, r"etude\.json has no 'context'; allowed: a whole number from 33"),
     ],

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from etude.figures.points import STATE_NUMBERS, Kind, Past, Point, mark, past
 from shared.contracts.flat import flat
-from shared.contracts.messages import RunControl
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
+from shared.contracts.messages import RunStatus
 from tests.unit.etude.figure_messages import (
     RUN,
     begun,
@@ -27,7 +27,7 @@ def curve(told: Past, name: str) -> list[tuple[int, float]]:
 
 
 def test_every_figure_of_a_step_an_evaluation_and_a_change_of_state_has_its_name_step_value_and_time() -> None:
-    told = past(RUN, heard(word("start"), published(3, 1), step(1, 3), evaluated("before", 3), word("pause")))
+    told = past(RUN, heard(word("running"), published(3, 1), step(1, 3), evaluated("before", 3), word("paused")))
     assert [point for row in told.rows for point in row.points] == [
         Point("run/state", 0, 1.0, 1000.0),
         Point("train/loss", 1, 1.0, 1002.0),
@@ -72,8 +72,8 @@ def test_an_evaluation_stands_at_the_step_of_its_version_and_waits_until_that_is
 def test_a_change_of_state_stands_at_the_last_step_committed_by_then_also_where_the_topics_overtook_each_other() -> (
     None
 ):
-    said = heard(word("start"), step(1, 1), step(2, 2), word("pause"), step(3, 3), word("resume"), word("resume"))
-    control = [one for one in said if isinstance(one.message, RunControl)]
+    said = heard(word("running"), step(1, 1), step(2, 2), word("paused"), step(3, 3), word("running"), word("running"))
+    control = [one for one in said if isinstance(one.message, RunStatus)]
     steps = [one for one in said if one not in control]
     for order in (said, [*control, *steps], [*steps, *control]):
         assert curve(past(RUN, order), "run/state") == [(0, 1.0), (2, 2.0), (3, 1.0)]

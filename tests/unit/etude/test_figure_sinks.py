@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from etude.figures.jsonl import Lines
 from etude.figures.points import MARKERS, Kind, Point, Row, past
 from etude.figures.sink import FORMS, NotWritten, Parameters, Sink, connect, marks, update
-from shared.ledger.transitions import RunState
+from shared.contracts.life import RunState
 from tests.unit.etude.figure_messages import (
     RUN,
     begun,
@@ -36,7 +36,7 @@ from tests.unit.etude.figure_messages import (
 Curves = dict[str, list[tuple[int, float]]]
 PARAMETERS: Parameters = {"run": RUN, "seed": 3, "train.kl": 0.5, "train.mtp": True}
 HISTORY = heard(
-    word("start"), published(0, 0), evaluated("before", 0, 0.25),
+    word("running"), published(0, 0), evaluated("before", 0, 0.25),
     *(said for n in range(1, 5) for said in (published(n, n), step(n, n))),
 )  # fmt: skip
 FORK = heard(begun(1, 2), published(5, 2, 1), step(3, 6, 1), published(6, 3, 1), first=2000.0)

@@ -29,11 +29,12 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Ref, RunConfig
 from shared.settings import ServiceSettings
+from tests.ruling import status
 from tests.unit.etude.figure_messages import REF, RUN, begun, evaluated, published, step, word
 
 OTHER = "r-20260101T000100-bbbb"
 TOPICS = {
-    m.RunControl: t.RUNS_CONTROL,
+    m.RunStatus: t.RUNS_STATE,
     m.StepCommitted: t.STEPS_COMMITTED,
     m.IncarnationStarted: t.STEPS_COMMITTED,
     m.PolicyPublished: t.POLICIES_PUBLISHED,
@@ -51,8 +52,8 @@ class Platform:
         config = RunConfig(run=run, base=REF, pack=REF, pack_hidden=REF)
         return stores.connect(self._settings.objects_url).put(f"runs/{run}/config.json", msgspec.json.encode(config))
 
-    def start(self, run: str = RUN) -> m.RunControl:
-        return m.RunControl(run=run, action="start", config=self.stored(run), by="test")
+    def start(self, run: str = RUN) -> m.RunStatus:
+        return status(run, "running", self.stored(run))
 
     def say(self, *messages: Any) -> None:
         async def publish(bus: Bus) -> None:
@@ -129,7 +130,7 @@ def test_what_the_run_learns_with_is_handed_over_and_may_be_missing(
         return connect(target, run, parameters)
 
     monkeypatch.setattr(sink, "connect", noted)
-    platform.say(platform.start(), m.RunControl(run=OTHER, action="start", config=REF))
+    platform.say(platform.start(), status(OTHER, "running", REF))
     platform.etude(RUN, "--to", f"jsonl:{platform.file}")
     without = platform.etude(OTHER, "--to", f"jsonl:{platform.file}")
     assert (handed[0]["run"], handed[0]["train.learning_rate"], handed[0]["pack"]) == (RUN, 5e-4, REF.key)

@@ -22,6 +22,7 @@ from shared.contracts import topics as t
 from shared.contracts.ids import REPORT, evaluation_prefix, policy_prefix
 from shared.contracts.run import Ref
 from shared.settings import ServiceSettings
+from tests.ruling import status
 from tests.unit.etude.test_run_commands import A, B, Folder, folder
 from tests.unit.scheduler.world import config
 
@@ -38,8 +39,8 @@ def published(serial: int, step: int) -> m.PolicyPublished:
     return m.PolicyPublished(run=A, serial=serial, incarnation=0, step=step, parent=-1, manifest=REF)
 
 
-def word(action: str, run: str = A) -> m.RunControl:
-    return m.RunControl(run=run, action=action, config=REF if action == "start" else None)  # type: ignore[arg-type]
+def word(state: str, run: str = A) -> m.RunStatus:
+    return status(run, state, *([REF] if state == "running" else []))
 
 
 def known(*messages: object) -> Known:
@@ -50,7 +51,7 @@ def known(*messages: object) -> Known:
 
 
 def test_the_run_started_last_and_its_newest_version_are_meant_where_none_is_named() -> None:
-    found = known(word("start"), published(0, 0), published(3, 3), word("start", B))
+    found = known(word("running"), published(0, 0), published(3, 3), word("running", B))
     assert [
         (run.run, serial) for run, serial in (found.chosen("", None), found.chosen(A, None), found.chosen(A, 0))
     ] == [
@@ -69,22 +70,22 @@ def test_the_run_started_last_and_its_newest_version_are_meant_where_none_is_nam
 @pytest.mark.parametrize(
     ("said", "replicas", "way_out"),
     [
-        (["pause"], [served(A, 3)], ""),
+        (["paused"], [served(A, 3)], ""),
         (["finished"], [served(A, 3)], ""),
         ([], [served(A, 4), served(A, 3, "evaluation")], ""),
         ([], [served(A, 4), served(A, 0, "evaluation", on_request=True)], ""),
         ([], [served(A, 4), served(A, 0, "evaluation")], "rollout-0 serves 4, evaluation-0 serves 0"),
         ([], [served(A, 3)], "is running, and its engines go from version to version: `etude pause"),
-        (["stop"], [served(A, 3)], "is stopping, and its engines go from version to version: wait for its end, or"),
-        (["pause"], [served(A, 4)], "version 3: rollout-0 serves 4"),
+        (["stopping"], [served(A, 3)], "is stopping, and its engines go from version to version: wait for its end, or"),
+        (["paused"], [served(A, 4)], "version 3: rollout-0 serves 4"),
         ([], [served(A, 3, "evaluation"), served(A, 4, "evaluation", replica="e-1")], "version 3: e-1 serves 4. "),
-        (["pause"], [served(A, 3, ok=False), served(B, 3, "evaluation")], "no replica serves this run"),
+        (["paused"], [served(A, 3, ok=False), served(B, 3, "evaluation")], "no replica serves this run"),
     ],
 )
 def test_a_version_is_measured_only_where_a_replica_stays_with_it(
     said: list[str], replicas: list[m.PolicyApplied], way_out: str
 ) -> None:
-    found = known(word("start"), *(word(action) for action in said), published(3, 3), published(4, 4), *replicas)
+    found = known(word("running"), *(word(state) for state in said), published(3, 3), published(4, 4), *replicas)
     run, serial = found.chosen(A, 3)
     assert found.served(run, serial) is not bool(way_out)
     assert "ETUDE_POOL=evaluation python -m services.inference" in found.unserved(run, serial)
@@ -125,8 +126,7 @@ async def start_with_held_out(here: Folder) -> None:
     pack = objects.put("pack.jsonl.zst", zstandard.compress(b"{}\n" * PROBLEMS))
     held_out = msgspec.structs.replace(config(), run=A, eval_pack=pack, eval_pack_hidden=pack)
     ref = objects.put(f"runs/{A}/config.json", msgspec.json.encode(held_out))
-    await here.say(t.RUNS_CONTROL, m.RunControl(run=A, action="start", config=ref, by="test"))
-    await here.say(t.RUNS_CONTROL, m.RunControl(run=A, action="pause", by="test"))
+    await here.say(t.RUNS_STATE, status(A, "paused", ref))
 
 
 def test_versions_are_measured_once_and_stand_beside_each_other(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from etude import evaluate
 from etude.demo import DemoOptions
 from etude.demo import prepare as p
 from shared import objects as stores
-from shared.formats.compact import MIN_ROOM
+from shared.problems import FunctionHidden
 from shared.problems import pack as packs
+from shared.renderers.formats.compact_1 import MIN_ROOM
 from shared.sandbox import bubblewrap
 
 NO_OP = {"files": {"f.py": "def f(x):\n    return x + 1\n"}}
@@ -56,7 +57,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def split_ids(pack: Path) -> dict[str, set[str]]:
     return {
-        name: set(packs.Lines((pack / packs.file_name(name, "public")).read_bytes(), packs.Problem).ids)
+        name: set(packs.Lines((pack / packs.file_name(name, "public")).read_bytes(), packs.FunctionProblem).ids)
         for name in packs.splits_in(pack)
     }
 
@@ -79,7 +80,7 @@ def test_where_not_one_step_is_possible_nothing_is_written_and_the_way_out_is_to
         p.DemoError, match=r"found \d+ problems to practise on; a step takes 16.*Allowed: 16 or more"
     ) as no:
         p.own_pack(path, tmp_path / "pack", groups_per_step=16)
-    allowed = int(str(no.value).split("--groups-per-step ")[1].split()[0])
+    allowed = int(str(no.value).split("schedule.groups_per_step of ")[1].split()[0])
     assert not (tmp_path / "pack").exists()
     assert len(split_ids(p.own_pack(path, tmp_path / "pack", groups_per_step=allowed))["rl"]) == allowed
 
@@ -260,11 +261,13 @@ def test_a_pack_of_too_few_problems_is_refused_before_anything_is_stored(tmp_pat
 def test_another_pack_in_a_folder_of_the_same_name_leaves_the_first_runs_problems_as_they_were(tmp_path: Path) -> None:
     objects = stores.connect(f"file:{tmp_path / 'objects'}")
     first, second = tmp_path / "a" / "own-pack", tmp_path / "b" / "own-pack"
-    for folder, text in ((first, b"first"), (second, b"second")):
+    for folder, name in ((first, "first"), (second, "second")):
         folder.mkdir(parents=True)
         for part in packs.PARTS:
-            (folder / packs.file_name("rl", part)).write_bytes(text + part.encode())
+            (folder / packs.file_name("rl", part)).write_bytes(
+                packs.write([FunctionHidden(id=f"{name}-{part}", cases=[])])
+            )
     before = p.upload_pack(objects, first, "rl")
     p.upload_pack(objects, second, "rl")
-    assert [objects.get(ref) for ref in before] == [b"firstpublic", b"firsthidden"]
+    assert [packs.Lines(objects.get(ref), FunctionHidden).ids for ref in before] == [["first-public"], ["first-hidden"]]
     assert p.upload_pack(objects, first, "rl") == before

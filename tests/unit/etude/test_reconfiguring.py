@@ -92,7 +92,7 @@ def test_what_is_no_change_or_no_file_or_no_run_that_goes_on_is_refused_and_noth
                 ({"train": {"learning_rate": 1e-3}}, "train.learning_rate is fixed for the life of a run; what may"),
                 ({"reward": {"solved": 2.0}}, "reward.solved: another reward in mid-run wants a reward.id of its own"),
                 ({"schedule": {"quota": 1}}, "found 'schedule.quota'; allowed: "),
-                ({"schedule": {"quota_gb": "much"}}, "$.schedule.quota_gb"),
+                ({"schedule": {"quota_gb": "much"}}, "schedule.quota_gb: found 'much'; allowed: a number"),
             ):
                 done = await here.etude("reconfigure", "--config", to_file(tmp_path, changes))
                 assert (done.exit_code, text in done.stderr) == (1, True), done.output

@@ -27,6 +27,7 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
+from tests.ruling import status
 from tests.unit.scheduler.world import REF, config
 
 A, B = "r-20260101T000000-aaaa", "r-20260101T000100-bbbb"
@@ -35,8 +36,8 @@ A, B = "r-20260101T000000-aaaa", "r-20260101T000100-bbbb"
 class Folder:
     """A state directory, and what is typed about it."""
 
-    def __init__(self, state: Path, bus: Bus) -> None:
-        self.state, self.bus = state, bus
+    def __init__(self, state: Path, bus: Bus, scheduler: bool) -> None:
+        self.state, self.bus, self.scheduler = state, bus, scheduler
         self.app = typer.Typer()
         commands.register(self.app)
 
@@ -50,7 +51,12 @@ class Folder:
             ref = objects.put(
                 f"runs/{run}/config.json", msgspec.json.encode(msgspec.structs.replace(config(), run=run))
             )
-            await self.say(t.RUNS_CONTROL, m.RunControl(run=run, action="start", config=ref, by="test"))
+            await self.say(t.RUNS_COMMANDS, m.RunCommand(run=run, action="start", config=ref, by="test"))
+            if not self.scheduler:
+                await self.say(t.RUNS_STATE, status(run, "running", ref))
+            async for delivery in self.bus.deliveries([t.RUNS_STATE], None, 8):
+                if delivery.message.run == run:
+                    break
 
     async def say(self, topic: t.Topic, message: Any) -> None:
         await self.bus.publish(topic, message.run, message)
@@ -68,7 +74,7 @@ class Folder:
         """One that hears when a run shall go back."""
 
         async def hear() -> None:
-            async for delivery in self.bus.deliveries([t.RUNS_CONTROL], None, 8):
+            async for delivery in self.bus.deliveries([t.RUNS_COMMANDS], None, 8):
                 if delivery.message.action == "rollback":
                     await answer()
                 delivery.done()
@@ -79,9 +85,9 @@ class Folder:
         finally:
             hearing.cancel()
 
-    async def said(self, run: str = A) -> list[m.RunControl]:
+    async def said(self, run: str = A) -> list[m.RunCommand]:
         """What persons have said to a run so far, but for its start."""
-        deliveries, found = self.bus.deliveries([t.RUNS_CONTROL], None, 1024), []
+        deliveries, found = self.bus.deliveries([t.RUNS_COMMANDS], None, 1024), []
 
         async def read() -> None:
             async for delivery in deliveries:
@@ -91,7 +97,7 @@ class Folder:
         reading = asyncio.create_task(read())
         await deliveries.caught_up()
         reading.cancel()
-        return [word for word in found if word.run == run and not word.number and word.action != "start"]
+        return [word for word in found if word.run == run and word.action != "start"]
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +110,7 @@ async def folder(state: Path, *, scheduler: bool = True) -> AsyncIterator[Folder
             stack.push_async_callback(bus.close)
             if scheduler:
                 await stack.enter_async_context(_scheduling(settings))
-            yield Folder(state, bus)
+            yield Folder(state, bus, scheduler)
 
 
 @contextlib.asynccontextmanager
@@ -316,7 +322,7 @@ def test_no_run_is_started_beside_one_that_goes_on(tmp_path: Path) -> None:
         async with folder(tmp_path, scheduler=False) as here:
             await here.start(A)
             beside_running = await here.etude("start")
-            await here.say(t.RUNS_CONTROL, m.RunControl(run=A, action="stop", by="test"))
+            await here.say(t.RUNS_STATE, status(A, "stopping"))
             beside_stopping = await here.etude("start")
             for done, text in (
                 (
@@ -324,7 +330,7 @@ def test_no_run_is_started_beside_one_that_goes_on(tmp_path: Path) -> None:
                     f"{A} is running; it would get no trainer and no engine any more: `etude stop {A}` first",
                 ),
                 (beside_stopping, f"{A} is stopping; it would get no trainer and no engine any more: wait for its end"),
-                (beside_stopping, "or --replace (`etude start --help`)"),
+                (beside_stopping, "or --replace or --beside (`etude start --help`)"),
             ):
                 assert (done.exit_code, text in done.stderr) == (1, True), done.output
             assert not (tmp_path / "own-pack").exists()

@@ -7,13 +7,11 @@ import pytest
 from services.inference.candidates import FAILURES_TOLERATED, LAST_DELAY_S, Candidates, delay_after
 from services.inference.following import Following
 from shared.contracts.messages import PolicyPromoted
-from shared.contracts.run import Ref
-
-REF = Ref(key="k", size=1, checksum="0" * 32)
+from tests.ruling import running
 
 
 def candidates(*runs: str) -> Candidates:
-    return Candidates(Following(started=dict.fromkeys(runs, REF)))
+    return Candidates(Following(statuses=running(*runs)))
 
 
 def fail(found: Candidates, run: str, times: int, now: float = 0.0) -> list[bool]:
@@ -80,7 +78,7 @@ def test_a_run_that_an_engine_was_ended_for_in_vain_is_tried_again_only_where_no
 
 
 def test_no_promotion_is_followed_before_all_were_heard():
-    following = Following(promotions=True, started={"a": REF})
+    following = Following(promotions=True, statuses=running("a"))
     found = Candidates(following)
     following.promotion(PolicyPromoted(run="a", serial=3, by="test"))
     assert (found.next("", 0.0), following.asked("a")) == (None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from services.inference.chat import template
 from services.inference.chat.calls import CLOSE, OPEN, Call, content_of, parse, settled
-from services.inference.chat.reader import Reader
-from services.inference.chat.request import read, schemas, turns
 from services.inference.chat.talk import Talk
 from services.inference.wire import BadRequest, Unavailable
+from shared.chat.openai.fields import CALL, FUNCTION, MESSAGE, PART, REQUEST, STREAM, Fields
+from shared.chat.openai.request import read, schemas, turns
+from shared.chat.reader import Reader
 from tests.chat_checkpoint import END, TEMPLATE, VOCABULARY, call, tool, write_chat
 
 USER = {"role": "user", "content": "Größe? 😀"}
@@ -32,6 +34,8 @@ PIECES = (
     '"}}',
     "é",
     "}",
+    "<think>",
+    "</think>",
 )
 SPEECH = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=12).map("".join)
 
@@ -293,18 +297,74 @@ def test_what_cannot_be_served_is_refused_by_field_value_and_what_is_allowed(spe
     "fields",
     [
         {"top_p": 1, "n": 1, "presence_penalty": 0.0, "logit_bias": None, "response_format": {"type": "text"}},
-        {"user": "somebody", "metadata": {"a": 1}, "store": False, "unheard_of": [1]},
+        {"user": "somebody", "metadata": {"a": 1}, "store": False},
         {name: "x" for name in ("service_tier", "prompt_cache_key", "safety_identifier", "prediction", "verbosity")},
         {
             name: "x"
             for name in ("reasoning_effort", "web_search_options", "max_tool_calls", "priority", "rid", "cache_salt")
         },
-        {"typical_p": 1.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "skip_special_tokens": False},
+        {"typical_p": 1.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "skip_special_tokens": True},
         {"tool_choice": "auto", "parallel_tool_calls": True, "top_logprobs": 0, "stop": None, "stream": None},
     ],
 )
 def test_what_changes_nothing_is_taken(speaks, fields):
     assert Talk(asked(**fields), speaks, context=64).sampling == Talk(asked(), speaks, context=64).sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"unheard_of": [1]}, ["unheard_of: found [1]", "allowed: ", "max_tokens"]),
+        ({"skip_special_tokens": False}, ["skip_special_tokens: found False; allowed: True"]),
+        ({"enable_thinking": False}, ["enable_thinking: found False; allowed: None"]),
+        ({"stream_options": {"continuous_usage_stats": True}}, ["stream_options.continuous_usage_stats: found True"]),
+        ({"messages": [USER, {"role": "assistant", "refusal": "no"}]}, ["messages[1].refusal: found 'no'"]),
+        ({"messages": [USER, {"role": "assistant", "prefix": True}]}, ["messages[1].prefix: found True"]),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, ["messages[0].function_call: found {"]),
+        ({"messages": [{"role": "user", "contents": "a"}]}, ["messages[0].contents", "Did you mean content?"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "txt": "a"}]}]},
+            ["messages[0].content[1].txt", "Did you mean text?"],
+        ),
+        (
+            {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
+            ["messages[0].tool_calls", "'user'", "'assistant'"],
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument": "{}"}}]}]},
+            ["messages[0].tool_calls[0].function.argument:", "Did you mean arguments?"],
+        ),
+    ],
+)
+def test_a_field_that_is_neither_served_nor_ignored_is_refused_by_its_place(fields, words):
+    with pytest.raises(BadRequest) as refused:
+        asked(**fields)
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_what_clients_send_along_is_taken_at_every_level_and_changes_nothing(speaks):
+    def more(level: Fields, **fields: Any) -> dict[str, Any]:
+        neutral = {name: allowed[-1] for name, allowed in level.neutral.items()}
+        return {**fields, **neutral, **dict.fromkeys(level.ignored, "x")}
+
+    function = {"name": "read", "arguments": "{}"}
+    plain = [
+        USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}], "tool_calls": [{"function": function}]},
+    ]
+    calls = [more(CALL, function=more(FUNCTION, **function))]
+    content = [more(PART, type="text", text="a")]
+    shown = [more(MESSAGE, **USER), more(MESSAGE, role="assistant", content=content, tool_calls=calls)]
+    body = more(REQUEST, messages=shown, stream_options=more(STREAM))
+    talk = Talk(read(json.dumps(body).encode()), speaks, context=4096)
+    assert talk.generate.input_ids == Talk(asked(messages=plain), speaks, context=4096).generate.input_ids
+
+
+def test_the_page_names_every_field_that_is_ignored():
+    page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text()
+    table = page.partition("Taken and not read")[2].partition("The answer is OpenAI's")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    assert named == frozenset().union(*(level.ignored for level in (REQUEST, STREAM, MESSAGE, PART, CALL, FUNCTION)))
 
 
 def test_the_fields_of_openai_become_those_of_generate(speaks):

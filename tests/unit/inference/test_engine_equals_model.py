@@ -58,6 +58,18 @@ QWEN3 = {k: v for k, v in QWEN3_MOE.items() if "expert" not in k and "moe" not i
     "model_type": "qwen3",
     "intermediate_size": 48,
 }
+LLAMA = QWEN3 | {
+    "model_type": "llama",
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+QWEN2 = QWEN3 | {"model_type": "qwen2", "tie_word_embeddings": False}
 
 
 def build(config: dict = QWEN3_MOE, seed: int = 0) -> Transformer:
@@ -65,6 +77,9 @@ def build(config: dict = QWEN3_MOE, seed: int = 0) -> Transformer:
     bias would show."""
     torch.manual_seed(seed)
     model = Transformer(ModelConfig.from_dict(config)).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.normal_(0, 0.5)
     everything = torch.arange(64) % model.config.vocab_size
     assert float(model.logits(model(everything, everything, causal_rows(1, 64)).hidden_ND).std()) >= 1
     return model
@@ -140,11 +155,26 @@ def check(model: Transformer, asked: Asked, result: Result, upto: int | None = N
         QWEN3_MOE,
         QWEN3,
         DEEPSEEK,
+        LLAMA,
+        LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
+        QWEN2,
+        QWEN2 | {"head_dim": 4, "num_attention_heads": 16},
         QWEN3 | {"num_attention_heads": 6, "tie_word_embeddings": False},
         QWEN3_MOE | {"intermediate_size": 80, "mlp_only_layers": [1], "norm_topk_prob": False},
         QWEN3_MOE | {"head_dim": 4, "num_attention_heads": 16},
     ],
-    ids=["qwen3_moe", "qwen3", "deepseek_v3", "three_heads_a_key", "one_layer_dense", "no_whole_vectors"],
+    ids=[
+        "qwen3_moe",
+        "qwen3",
+        "deepseek_v3",
+        "llama",
+        "llama_odd_heads",
+        "qwen2",
+        "qwen2_in_torch",
+        "three_heads_a_key",
+        "one_layer_dense",
+        "no_whole_vectors",
+    ],
 )
 def test_log_probabilities_and_routing_equal_the_models_under_any_mix_of_batching_chunking_and_prefix_hits(
     config, engine_of
@@ -212,7 +242,7 @@ def test_a_swap_in_mid_generation_keeps_the_cache_and_every_token_knows_its_vers
     swapped = threading.Event()
     count = 0
 
-    def progress(_token: int, _logprob: float) -> None:
+    def progress(_token: int, _logprob: float, _serial: int) -> None:
         nonlocal count
         count += 1
         if count == 10:  # on the engine's thread, in the middle of a step: it takes effect before the next

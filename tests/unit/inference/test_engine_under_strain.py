@@ -28,7 +28,7 @@ def test_a_long_prompt_delays_those_that_sample_by_one_chunk_at_a_time(engine_of
     long: list[Asked] = []
     computed: list[int] = []  # of the long prompt, whenever the other one gets a token
 
-    def progress(_token: int, _logprob: float) -> None:
+    def progress(_token: int, _logprob: float, _serial: int) -> None:
         if long:
             computed.append(long[0].request.computed)
         else:  # on the engine's thread, in a step: what is asked here begins with the next

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.inference.following import Following
 from services.inference.wire import version_spans
-from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished, RunControl
+from shared.contracts.messages import EvalFinished, EvalRequested, PolicyPromoted, PolicyPublished, RunStatus
 from shared.contracts.run import Ref
+from tests.ruling import running, status
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
 
 
-def start(run: str) -> RunControl:
-    return RunControl(run=run, action="start", config=REF)
+def start(run: str) -> RunStatus:
+    return status(run, "running", REF)
+
+
+def knowing(*runs: str, **more: Any) -> Following:
+    return Following(statuses=running(*runs), **more)
 
 
 def version(run: str, incarnation: int, serial: int) -> PolicyPublished:
@@ -27,29 +33,39 @@ def test_the_run_started_last_is_served_unless_one_is_named():
     following = Following()
     assert following.runs() == []
     for run in ("a", "b"):
-        following.control(start(run))
+        following.statuses.hear(start(run))
     assert following.runs() == ["b", "a"]
-    following.control(start("a"))
-    assert following.runs() == ["a", "b"]
-    assert Following(run="c", started={"a": REF}).runs() == []
-    assert Following(run="a", started={"a": REF, "b": REF}).runs() == ["a"]
+    assert knowing("a", run="c").runs() == []
+    assert knowing("a", "b", run="a").runs() == ["a"]
 
 
-@pytest.mark.parametrize("end", ["stop", "finished"])
+def test_a_run_that_is_started_beside_others_is_served_by_replicas_alone_that_are_bound_to_it():
+    following, bound = Following(), Following(run="b")
+    for one in (following, bound):
+        one.statuses.hear(start("a"))
+        one.statuses.hear(status("b", "running", REF, beside=True))
+    assert following.runs() == ["a"]
+    assert bound.runs() == ["b"]
+    following.statuses.hear(start("c"))
+    assert following.runs() == ["c", "a"]
+    following.pinned_run = "b"
+    assert following.runs() == ["b"]  # somebody asked for a version of it
+
+
+@pytest.mark.parametrize("end", ["stopping", "finished"])
 def test_a_run_that_is_over_before_its_first_version_is_served_only_where_no_other_is_left(end):
     following = Following()
     for run in ("a", "b", "c"):
-        following.control(start(run))
+        following.statuses.hear(start(run))
     following.published(version("b", 0, 0))
     for run in ("b", "c"):
-        following.control(RunControl(run=run, action=end))
+        following.statuses.hear(status(run, end))
     assert following.runs() == ["b", "a"]  # what b learnt may still be evaluated
-    following.control(RunControl(run="c", action="resume"))
+    following.statuses.hear(status("c", "running"))
     assert following.runs() == ["c", "b", "a"]
     for run in ("a", "b", "c"):
-        following.control(RunControl(run=run, action=end))
+        following.statuses.hear(status(run, end))
     assert following.runs() == ["b"]
-    assert Following(started={"a": REF}, over={"a"}).runs() == ["a"]
 
 
 def test_the_newest_version_of_the_highest_incarnation_wins_in_whatever_order_they_arrive():
@@ -101,18 +117,18 @@ def test_evaluations_are_served_in_the_order_in_which_they_were_asked_for() -> N
 def test_where_promotions_are_followed_the_last_one_holds_whatever_is_started_or_published():
     following = Following(promotions=True)
     for run in ("a", "b"):
-        following.control(start(run))
+        following.statuses.hear(start(run))
         following.published(version(run, 0, 7))
     assert following.runs() == []
     for run, serial in (("a", 3), ("b", 5), ("a", 2)):
         following.promotion(PolicyPromoted(run=run, serial=serial))
-    following.control(RunControl(run="a", action="finished"))
-    following.control(start("c"))
+    following.statuses.hear(status("a", "finished"))
+    following.statuses.hear(start("c"))
     assert following.runs() == ["a"]
     assert (following.promoted("a"), following.promoted("b")) == (2, None)
     following.promotion(PolicyPromoted(run="d", serial=1))
     assert following.runs() == []  # nobody has heard of its start yet
-    only = Following(run="b", promotions=True, started={"a": REF, "b": REF})
+    only = knowing("a", "b", run="b", promotions=True)
     for run in ("b", "a"):
         only.promotion(PolicyPromoted(run=run, serial=1))
     assert only.runs() == ["b"]
@@ -122,7 +138,7 @@ def test_where_promotions_are_followed_the_last_one_holds_whatever_is_started_or
 def test_a_version_of_a_run_that_was_pinned_is_served_whatever_is_started_or_promoted(promotions):
     following = Following(promotions=promotions, past_heard=True)
     for run in ("a", "b"):
-        following.control(start(run))
+        following.statuses.hear(start(run))
     following.promotion(PolicyPromoted(run="b", serial=5))
     following.pinned, following.pinned_run = 3, "a"
     assert following.runs() == ["a"]

@@ -172,7 +172,7 @@ def test_on_the_cpu_everything_that_needs_a_device_is_off():
         (MOE, {"sglang_tp": 3}, ["sglang_tp", "3", "divisor", "16 attention heads"]),
         (MOE, {"sglang_tp": 4, "sglang_ep": 3}, ["sglang_ep", "3", "divisor of sglang_tp 4"]),
         (DENSE, {"sglang_ep": 2}, ["sglang_ep", "2", "1", "no experts"]),
-        (DENSE, {"sglang_draft_steps": 2}, ["sglang_draft_steps", "2", "0", "dense Qwen3"]),
+        (DENSE, {"sglang_draft_steps": 2}, ["sglang_draft_steps", "2", "0", "qwen3 model"]),
         (
             {**MOE, "num_nextn_predict_layers": 0},
             {"sglang_draft_steps": 2},

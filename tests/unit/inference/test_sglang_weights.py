@@ -51,7 +51,10 @@ DEEPSEEK = {
     "topk_group": 1,
     "max_position_embeddings": 4096,
 }
-KINDS = {"dense": DENSE, "moe": MOE, "deepseek": DEEPSEEK}
+LLAMA = {**DENSE, "model_type": "llama"}
+QWEN2 = {**DENSE, "model_type": "qwen2", "tie_word_embeddings": False}
+KIMI = {**DEEPSEEK, "model_type": "kimi_k2", "num_nextn_predict_layers": 0}
+KINDS = {"dense": DENSE, "moe": MOE, "deepseek": DEEPSEEK, "llama": LLAMA, "qwen2": QWEN2, "kimi": KIMI}
 
 
 def published(kind: dict[str, Any]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
@@ -98,6 +101,36 @@ def test_a_dense_model_has_one_fused_matrix_for_each_pair_and_a_padded_vocabular
     m = "model.layers.0.mlp."
     both = np.concatenate([bits[m + "gate_proj.weight"], bits[m + "up_proj.weight"]])
     assert np.array_equal(found[m + "gate_up_proj.weight"], both)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_biases_lie_as_the_rows_of_their_matrix_do(tp):
+    config, bits = published(QWEN2)
+    a = "model.layers.1.self_attn."
+    rows = {}
+    for kind in ("weight", "bias"):
+        assert f"{a}q_proj.{kind}" in bits
+        marked = {f"{a}{p}_proj.{kind}": np.arange(len(bits[f"{a}{p}_proj.bias"])) for p in "qkv"}
+        for name, row in marked.items():
+            bits[name] = (row.astype(np.uint16) if kind == "bias" else np.repeat(row[:, None], 64, 1)).astype(np.uint16)
+        rows[kind] = [dict(held(bits, Layout(config, tp=tp), rank))[f"{a}qkv_proj.{kind}"] for rank in range(tp)]
+    for weight, bias in zip(rows["weight"], rows["bias"], strict=True):
+        assert np.array_equal(weight[:, 0], bias)
+
+
+def test_a_llama_has_no_parameters_but_its_matrices_and_norms():
+    config, bits = published(LLAMA)
+    parts = {name.rpartition("layers.0.")[2] for name in dict(held(bits, Layout(config), 0)) if "layers.0." in name}
+    assert parts == {
+        *("input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.qkv_proj.weight"),
+        *("self_attn.o_proj.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight"),
+    }
+
+
+def test_kimi_is_served_as_the_model_that_it_is():
+    config, _ = published(KIMI)
+    named = files.engine_config(config, context=512, dtype="bfloat16", fp8=False)
+    assert (named["model_type"], named["architectures"]) == ("deepseek_v3", ["DeepseekV3ForCausalLM"])
 
 
 def test_experts_lie_in_two_tensors_and_a_tied_head_is_written_out_where_sglang_does_not_tie():

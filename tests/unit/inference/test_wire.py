@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from services.inference.wire import (
     HARMLESS,
-    MOST_SHOWN,
-    NEUTRAL,
     PLAIN,
     PLAIN_LOAD,
-    BadRequest,
     SamplingParams,
     parse_generate,
     parse_update,
 )
+from shared.chat.refusing import MOST_SHOWN, NEUTRAL, BadRequest
 
 KNOWN = {*SamplingParams.__struct_fields__, *NEUTRAL, *HARMLESS}
 

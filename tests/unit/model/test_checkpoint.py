@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.model import ModelConfig, Transformer, load_checkpoint, save_checkpoint
+from shared.model.checkpoint import copy_checkpoint
 from shared.model.config import UnknownModel
 
 CONFIG = {
@@ -111,3 +112,18 @@ def test_a_file_that_was_cut_short_is_told(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UnknownModel, match="not a readable safetensors file"):
         load_checkpoint(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_copy_is_byte_for_byte_what_loading_and_saving_writes(dtype: torch.dtype, tmp_path: Path) -> None:
+    from tests.unit.model.test_parity import DEEPSEEK, QWEN2
+
+    for kind, fields in (("deepseek_v3", DEEPSEEK), ("qwen2", QWEN2)):
+        model = Transformer(ModelConfig.from_dict({"model_type": kind, **fields}))
+        source, copied, saved = (tmp_path / kind / name for name in ("source", "copied", "saved"))
+        save_checkpoint(model, source, dtype)
+        copied.mkdir()
+        copy_checkpoint(source, copied)
+        save_checkpoint(load_checkpoint(source, torch.bfloat16), saved, torch.bfloat16)
+        for name in ("model.safetensors", "config.json"):
+            assert (copied / name).read_bytes() == (saved / name).read_bytes()

@@ -65,12 +65,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc",
         "num_nextn_predict_layers": 1,
     },
+    "llama": {**COMMON, "head_dim": 16, "mlp_bias": False, "num_key_value_heads": 2},
+    "qwen2": {**COMMON, "use_sliding_window": False, "sliding_window": 8, "layer_types": ["full_attention"] * 2},
 }
+KINDS["kimi_k2"] = {**KINDS["deepseek_v3"], "n_group": 1, "num_nextn_predict_layers": 0}
 CONFIGS = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "deepseek_v3": transformers.DeepseekV3Config,
+    "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config,
+    "kimi_k2": transformers.DeepseekV3Config,
 }
+OURS = sorted(KINDS.keys() - {"kimi_k2"})  # those that transformers knows by the same name
 
 
 def read(kind: str, **changed: Any) -> ModelConfig:
@@ -112,6 +119,42 @@ def test_yarn_turns_and_scales_as_in_transformers(kind: str, how: str) -> None:
     size = ours.mla.qk_rope_head_dim if ours.mla else ours.head_dim
     assert rotation_amplitude(ours.rope) == pytest.approx(amplitude, rel=1e-12)
     torch.testing.assert_close(inverse_frequencies(ours.rope, size), inverse, rtol=1e-6, atol=0)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("size", [16, 64, 128])
+@pytest.mark.parametrize(
+    "rope",
+    [LLAMA3, {**LLAMA3, "factor": 32.0, "low_freq_factor": 0.7}, {**LLAMA3, "original_max_position_embeddings": 16}],
+)
+def test_llama_3_turns_as_in_transformers(rope: dict[str, Any], size: int) -> None:
+    ours = read("llama", rope_parameters=rope, head_dim=size)
+    theirs = transformers.LlamaConfig(**{**KINDS["llama"], "rope_parameters": dict(rope), "head_dim": size})
+    inverse, amplitude = ROPE_INIT_FUNCTIONS["llama3"](theirs)
+    assert rotation_amplitude(ours.rope) == amplitude == 1.0
+    torch.testing.assert_close(inverse_frequencies(ours.rope, size), inverse, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"low_freq_factor": 4.0}, r"high_freq_factor is 4\.0; allowed: a number above 4"),
+        ({"original_max_position_embeddings": None}, r"'rope_scaling.original_max_position_embeddings' is missing"),
+        ({"beta_fast": 32}, r"beta_fast is 32; rope type llama3 has no such field"),
+    ],
+)
+def test_a_scaling_of_llama_3_that_is_not_whole_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnknownModel, match=said):
+        read("llama", rope_parameters=None, rope_scaling={**LLAMA3, **changed})
 
 
 def test_mscale_sharpens_the_scores_of_deepseek_alone() -> None:
@@ -157,7 +200,8 @@ def test_the_base_of_the_angles_is_the_one_that_transformers_takes(fields: dict[
         ({**YARN, "truncate": None}, r"rope_parameters\.truncate is None; allowed: true or false"),
         ({**YARN, "factor": 0.5}, r"rope_parameters\.factor is 0\.5; allowed: a number of at least 1"),
         ({**YARN, "attention_factor": 0.0}, r"rope_parameters\.attention_factor is 0\.0; allowed: a number above 0"),
-        ({"rope_type": "llama3"}, r"rope_parameters\.rope_type is 'llama3'; allowed: default, yarn"),
+        ({"rope_type": "longrope"}, r"rope_parameters\.rope_type is 'longrope'; allowed: default, "),
+        ({"rope_type": ["yarn"]}, r"rope_parameters\.rope_type is \['yarn'\]; allowed: default, "),
         ({"full_attention": {"rope_type": "default"}}, r"rope_parameters\.full_attention"),
         ({"rope_theta": "10000"}, r"rope_parameters\.rope_theta is '10000'; allowed: a number above 1"),
         ("default", r"rope_parameters is 'default'; allowed: a JSON object"),
@@ -178,7 +222,7 @@ def test_two_rotary_embeddings_are_refused() -> None:
 # Fields that are absent, null, or of another kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OURS)
 def test_what_transformers_writes_of_its_defaults_is_read_as_they_are(kind: str, tmp_path: Path) -> None:
     theirs = CONFIGS[kind]()
     theirs.save_pretrained(tmp_path)
@@ -200,6 +244,8 @@ def test_what_transformers_writes_of_its_defaults_is_read_as_they_are(kind: str,
     [
         ("qwen3", ["hidden_size", "num_key_value_heads", "intermediate_size", "vocab_size"]),
         ("qwen3_moe", ["num_experts", "num_key_value_heads", "moe_intermediate_size", "num_experts_per_tok"]),
+        ("llama", ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_hidden_layers"]),
+        ("qwen2", ["num_key_value_heads", "intermediate_size"]),
         (
             "deepseek_v3",
             ["n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "max_position_embeddings"],
@@ -216,6 +262,10 @@ def test_absent_fields_are_what_they_are_to_transformers() -> None:
     assert without("qwen3", "head_dim").head_dim == transformers.Qwen3Config().head_dim == 128
     assert without("qwen3_moe", "head_dim").head_dim == 64 // 4
     assert read("qwen3", num_key_value_heads=None).num_key_value_heads == 4
+    assert without("llama", "num_key_value_heads").num_key_value_heads == 4
+    assert read("llama", head_dim=None).head_dim == without("llama", "head_dim").head_dim == 64 // 4
+    assert without("llama", "max_position_embeddings").max_position_embeddings == 2048
+    assert read("qwen2", num_key_value_heads=None).num_key_value_heads == 4
     assert read("qwen3_moe", mlp_only_layers=None).moe_layers == (0, 1)
     assert without("qwen3", "max_position_embeddings").max_position_embeddings == 32768
     mla = read("deepseek_v3", q_lora_rank=None).mla
@@ -248,7 +298,7 @@ def test_absent_fields_are_what_they_are_to_transformers() -> None:
         ("qwen3", "hidden_act", "gelu", "is 'gelu'; supported: 'silu'"),
         ("qwen3", "partial_rotary_factor", 0.5, r"is 0\.5; supported: 1"),
         ("qwen3", "original_max_position_embeddings", 77, "is 77; supported: None"),
-        ("qwen3", "model_type", ["qwen3"], r"\['qwen3'\]; allowed: qwen3, qwen3_moe, deepseek_v3"),
+        ("qwen3", "model_type", ["qwen3"], r"\['qwen3'\]; allowed: deepseek_v3, kimi_k2, llama"),
         ("qwen3_moe", "num_experts", "4", "is '4'; allowed: a whole number"),
         ("qwen3_moe", "num_local_experts", 4, "num_experts 8 and num_local_experts 4, which are one thing"),
         ("qwen3_moe", "num_experts_per_tok", "2", "is '2'; allowed: a whole number"),
@@ -262,7 +312,14 @@ def test_absent_fields_are_what_they_are_to_transformers() -> None:
         ("deepseek_v3", "rope_interleave", None, "is None; allowed: true or false"),
         ("deepseek_v3", "num_experts_per_tok", 5, r"is 5; allowed: 1\.\.4"),
         ("deepseek_v3", "n_group", 8, "expected two experts in a group"),
-        ("deepseek_v3", "quantization_config", {"quant_method": "fp8"}, "supported: None"),
+        ("deepseek_v3", "quantization_config", {"quant_method": "fp8"}, "supported: None; undo the quantisation first"),
+        ("llama", "attention_bias", True, "is True; supported: False"),
+        ("llama", "mlp_bias", True, "is True; supported: False"),
+        ("llama", "head_dim", 15, "is 15; allowed: an even number"),
+        ("qwen2", "use_sliding_window", True, "is True; supported: False"),
+        ("qwen2", "layer_types", ["sliding_attention"], "supported: 'full_attention' alone"),
+        ("qwen3_moe", "qkv_bias", True, "is True; supported: False"),
+        ("qwen3_moe", "shared_expert_intermediate_size", 64, "is 64; supported: 0"),
     ],
 )
 def test_a_field_of_another_kind_is_refused_with_its_name_what_was_found_and_what_is_allowed(

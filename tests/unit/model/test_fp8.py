@@ -105,7 +105,7 @@ def test_inputs_are_rounded_until_that_is_ended(model):
         seen.append(x.shape)
         return x
 
-    end = round_inputs(model, watched)
+    end = round_inputs(model, rounding=watched)
     logits(model, torch.arange(5))
     # Attention's two products in each layer; the experts' two; the dense feed-forward's two. Neither router nor head.
     assert seen == [(5, 256), (5, 256), (5, 256), (10, 128), (5, 256), (5, 256), (5, 256), (5, 256)]

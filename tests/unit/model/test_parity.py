@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -54,6 +57,17 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA = {**COMMON, "num_key_value_heads": 2}
+QWEN2 = {**LLAMA, "num_attention_heads": 4, "use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1}
+KIMI = {**DEEPSEEK, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 5e4}
 YARN_OF_QWEN = {**YARN, "attention_factor": 1.2, "truncate": False, "beta_fast": 2.0, "beta_slow": 0.3}
 CASES = {
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, QWEN3),
@@ -80,6 +94,38 @@ CASES = {
         transformers.DeepseekV3ForCausalLM,
         {**DEEPSEEK, "rope_parameters": YARN, "max_position_embeddings": 128},
     ),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA),
+    "llama-tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {**LLAMA, "tie_word_embeddings": True}),
+    "llama-scaled-as-llama-3": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {**LLAMA, "rope_parameters": LLAMA3, "head_dim": 32},
+    ),
+    "llama-linear-and-every-head-its-own-key": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {
+            **LLAMA,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
+    "llama-yarn": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {**LLAMA, "rope_parameters": YARN, "max_position_embeddings": 128},
+    ),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, QWEN2),
+    "qwen2-tied-yarn": (
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        {**QWEN2, "tie_word_embeddings": True, "rope_parameters": YARN, "max_position_embeddings": 128},
+    ),
+    "kimi_k2": (
+        transformers.DeepseekV3Config,  # Kimi's own code is DeepSeek's
+        transformers.DeepseekV3ForCausalLM,
+        {**KIMI, "rope_parameters": {**YARN, "beta_fast": 1.0}, "max_position_embeddings": 128},
+    ),
 }
 
 
@@ -92,7 +138,9 @@ def reference(name: str, **more):
     model = model_type(config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if key.endswith(".bias"):
+                parameter.normal_(0, 0.5)
+            elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
             elif "gate.weight" in key:
                 parameter.normal_(0, 0.25)
@@ -105,11 +153,18 @@ def reference(name: str, **more):
     return model
 
 
+def named(directory: Path, case: str) -> Path:
+    """The checkpoint under a family's own name (the first word of the case), which transformers may not know."""
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": case.split("-")[0]}))
+    return directory
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_log_probabilities_and_routing_equal_those_of_transformers(name, tmp_path):
     theirs = reference(name)
     theirs.save_pretrained(tmp_path)
-    ours = load_checkpoint(tmp_path)
+    ours = load_checkpoint(named(tmp_path, name))
     B, T = 3, 40
     tokens = torch.randint(0, COMMON["vocab_size"], (B, T))
     with torch.no_grad():
@@ -142,7 +197,8 @@ def routing_of(model, tokens):
 def test_a_checkpoint_written_here_is_read_by_transformers_with_nothing_missing(name, tmp_path):
     theirs = reference(name)
     theirs.save_pretrained(tmp_path / "a")
-    save_checkpoint(load_checkpoint(tmp_path / "a"), tmp_path / "b", torch.float32)
+    save_checkpoint(load_checkpoint(named(tmp_path / "a", name)), tmp_path / "b", torch.float32)
+    named(tmp_path / "b", CASES[name][0].model_type)
     again, info = CASES[name][1].from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"))
     before, after = theirs.state_dict(), again.state_dict()
@@ -187,8 +243,8 @@ def test_the_mtp_layer_equals_that_of_transformers(tmp_path, monkeypatch):
 
 
 def test_a_config_of_an_unknown_kind_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"model_type 'llama'; allowed: qwen3, qwen3_moe, deepseek_v3"):
-        ModelConfig.from_dict({"model_type": "llama"})
+    with pytest.raises(ValueError, match=r"model_type 'mistral'; allowed: deepseek_v3, kimi_k2, llama"):
+        ModelConfig.from_dict({"model_type": "mistral"})
     with pytest.raises(ValueError, match="use_sliding_window is True"):
         ModelConfig.from_dict({"model_type": "qwen3", **QWEN3, "use_sliding_window": True})
     with pytest.raises(ValueError, match="'hidden_size' is missing"):

@@ -100,11 +100,13 @@ def test_what_follows_is_as_little_as_kafka_needs() -> None:
     reward = [str(rule) for rule in declared(CLUSTER, "etude-") if rule.user == "User:etude-reward"]
     assert reward == [
         "etude-reward may read group reward",
+        "etude-reward may read topic alerts",
         "etude-reward may write topic alerts",
         "etude-reward may read topic rollouts.finished",
         "etude-reward may write topic rollouts.finished.dlq",
+        "etude-reward may read topic rollouts.scored",
         "etude-reward may write topic rollouts.scored",
-        "etude-reward may read topic runs.control",
+        "etude-reward may read topic runs.state",
     ]
     rules = declared(CLUSTER, "etude-")
     assert {rule.operation for rule in rules} == {"READ", "WRITE", "DESCRIBE"}

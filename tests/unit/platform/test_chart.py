@@ -17,6 +17,8 @@ from infra.helm import check
 from services.console.flow import SERVICES as SERVICES_OF_THE_PICTURE
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.topics import ACCESS, TOPICS
+from shared.sandbox.contract import Limits
+from shared.sandbox.pods import objects as pods
 
 CHART = Path(__file__).resolve().parents[3] / "infra" / "helm"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -181,3 +183,33 @@ def test_traces_are_off_and_so_is_the_way_to_a_collector():
     assert "if .Values.traces.share" in network
     known = (CHART.parent.parent / "docs" / "tracing.md").read_text()
     assert all(name in known for name in re.findall(r"\bOTEL_[A-Z_]+[A-Z]", TEMPLATES))
+
+
+def test_a_pool_s_pod_is_the_one_that_the_adapter_makes_for_an_image():
+    pod = pods.pod("any:1", Limits(), ["/opt/etude"], pods.Cluster(loader="worker:1"))
+    helper = (CHART / "templates/_helpers.tpl").read_text().partition('define "etude.sandboxPod"')[2]
+    (container,) = pod["containers"]
+    assert json.dumps(container["command"]) in helper
+    loader = ", ".join(pod["initContainers"][0]["command"])
+    assert f"command: [{loader}]" in helper
+    for field in (*pod, *container, *(volume["name"] for volume in pod["volumes"])):
+        assert re.search(rf"\b{field}\b", helper), field
+    for mount in container["volumeMounts"]:
+        assert re.search(rf'[" ]{re.escape(mount["mountPath"])}[",}}]', helper), mount
+    for number in ("runAsUser", "runAsGroup", "fsGroup"):
+        assert f"{number}: {pod['securityContext'][number]}" in helper
+
+
+def test_workers_may_do_in_the_namespace_of_sandboxes_what_the_adapter_does_and_no_more():
+    text = (CHART / "templates/sandboxes.yaml").read_text()
+    rules = {
+        (rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"])
+        for rule in yaml.safe_load(text.partition("rules:\n")[2].partition("---")[0])
+    }
+    verbs = {"create", "get", "list", "delete"}
+    assert rules == {
+        pods.CLAIMS: verbs,
+        pods.SANDBOXES: verbs,
+        ("", "pods"): {"get"},
+        ("", "pods/exec"): {"create", "get"},
+    }

@@ -65,8 +65,8 @@ def test_a_command_exists_with_its_options(page: str, words: list[str]) -> None:
         for one in re.split(r"[|/]", name):
             found = command.get_command(None, one)
             assert found is not None, f"{page}: no command {one!r}"
-            if hasattr(found, "_point"):
-                found = get_command(found._point.load())
+            if hasattr(found, "loaded"):
+                found = found.loaded()
         command = found
     options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     for word in words:

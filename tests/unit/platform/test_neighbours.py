@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from etude.status import collect
+from etude.status import collect, told
 from services.console.flow import Snapshot, flow
 from services.console.neighbours import survey
 from services.trainer.cli import _engines as engines_of
@@ -42,6 +42,7 @@ async def engines(state: Path) -> AsyncIterator[int]:
             health = await stack.enter_async_context(Health("inference", own))
             if i:
                 health.wait_on("a run")
+                health.tell("r-1", "admitting 0 groups")
         yield port
 
 
@@ -64,7 +65,7 @@ def test_the_console_finds_every_replica_that_a_name_leads_to_and_shows_the_one_
     asyncio.run(scenario())
 
 
-def test_status_lists_them_too(tmp_path, monkeypatch):
+def test_status_lists_them_too_and_shows_what_they_reckon_with(tmp_path, monkeypatch):
     async def scenario() -> None:
         async with engines(tmp_path) as port:
             monkeypatch.setenv("ETUDE_NEIGHBOURS", json.dumps({"inference": [f"{ENGINES}:{port}"]}))
@@ -75,6 +76,8 @@ def test_status_lists_them_too(tmp_path, monkeypatch):
                 (f"inference at {MUTE}:{port}", "silent"),
             ]
             assert rows[1]["waits"][0]["waits_on"] == "a run"
+            assert [row["tells"] for row in rows] == [{}, {"r-1": "admitting 0 groups"}, {}]
+            assert told(rows) == ["engine-1, r-1: admitting 0 groups"]
 
     asyncio.run(scenario())
 

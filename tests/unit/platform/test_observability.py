@@ -139,7 +139,7 @@ def test_what_is_generated_is_up_to_date(path):
 
 def test_whatever_a_run_learns_with_is_described_where_it_is_declared():
     documented = [d for _, rows in run_defaults.sections().values() for d in rows] + run_defaults.constants()
-    assert {"train.importance_clip", "sampling.max_edits", "services.rollout.agent.MAX_BROKEN"} <= {
+    assert {"train.importance_clip", "sampling.max_edits", "shared.environments.function.workspace.MAX_BROKEN"} <= {
         d.name for d in documented
     }
     assert [d.name for d in documented if len(d.about) < 5] == []

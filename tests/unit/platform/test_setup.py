@@ -149,3 +149,27 @@ def test_set_up_reads_on_an_old_python_and_needs_nothing_installed(module):
     imported |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported - {"etude", "shared"} <= sys.stdlib_module_names
     assert not Path(module.__file__).with_name("__init__.py").read_text().count("import ")
+
+
+FIRST = {"infra/setup.py": "3.8", "infra/docker/check.py": "3.9", "infra/docker/env.py": ""}
+
+
+@pytest.mark.parametrize("path", FIRST)
+def test_what_runs_before_anything_is_installed_can_be_read_by_an_old_python(path):
+    """Python 3.6, the `python3` of RHEL 8, knows neither `:=` nor annotations of the future."""
+    text = (setup.ROOT / path).read_text()
+    ast.parse(text, feature_version=(3, 6))
+    assert "__future__" not in text
+
+
+@pytest.mark.parametrize("path", [path for path, oldest in FIRST.items() if oldest])
+def test_an_old_python_is_told_which_one_is_needed(path, tmp_path):
+    as_old = (
+        "import runpy, sys\nsys.version_info, sys.version = (3, 7, 16), '3.7.16 (default)'\n"
+        "runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", as_old, str(setup.ROOT / path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"found Python 3.7.16; needed: {FIRST[path]} or newer" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -17,12 +17,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.environments.function.runs import run_of
 from shared.problems import ProblemError
 from shared.problems.importing import import_jsonl, read_lines
 from shared.problems.pack import export_line
+from shared.problems.schema import MAX_CODE
 from shared.problems.values import encode, equal
 from shared.sandbox import CallResult, connect
-from shared.sandbox.problems import run_of
 
 GOOD: dict[str, Any] = {
     "id": "double-1",
@@ -33,6 +34,7 @@ GOOD: dict[str, Any] = {
     "hidden": [{"args": "[0]", "expected": "0"}, {"args": '["ab"]', "expected": '"abab"'}],
     "solution": {"double.py": "def double(x):\n    return x + x\n"},
 }
+LONG = f"def double(x):\n    return x + x  # {'y' * MAX_CODE}\n"
 
 
 def write(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -62,9 +64,22 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
         ({"hidden": []}, "'hidden'"),
         ({"hidden": [{"args": "[nonsense]", "expected": "4"}]}, r"'hidden\[0\]\.args'"),
         ({"hidden": [{"args": "[2]", "expected": 4}]}, "expected"),
+        (
+            {"hidden": [{"args": "[2]", "expected": "4", "changed": 1}]},
+            r"'hidden\[0\]\.changed': found 1; allowed: true or false",
+        ),
+        (
+            {"hidden": [{"args": "[2]", "expected": "4", "changed": True}]},
+            r"'hidden\[0\]\.changed': found true with the expected value 4; allowed: a list, dict or set",
+        ),
         ({"actual": ["1", "2"]}, "'actual'"),
         ({"solution": {"double.py": "x = 1"}}, r"'solution\[double.py\]'"),
         ({"solution": {"no.py": ""}}, "'solution'"),
+        ({"files": {"double.py": LONG}}, r"'files': found 262,1\d\d characters of code; allowed: at most 262,144"),
+        (
+            {"solution": {"double.py": LONG}},
+            r"'solution': found 262,1\d\d characters of code; allowed: at most 262,144",
+        ),
         ({"limits": {"time_s": 0}}, "'limits'"),
         ({"limits": {"time_s": "long"}}, "time_s"),
         ({"limits": {"time_s": 601}}, "'limits': found time_s 601; allowed: above 0, at most 600"),
@@ -72,10 +87,10 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
         ({"limits": {"memory_mb": 63}}, "'limits': found memory_mb 63"),
         ({"limits": {"call_s": 3}}, r"'limits': found call_s 3; allowed: above 0, at most time_s \(2\)"),
         ({"limits": {"call_s": 0}}, "'limits': found call_s 0"),
-        ({"hidden": [{"args": "[2]", "expected": 4}]}, r"'hidden\[0\]\.expected': found 4: Expected `str`"),
-        ({"hidden": [{"args": "[2]", "expected": "4"}, {"args": "[3]"}]}, r"'hidden\[1\]': found {'args': '\[3\]'}: "),
-        ({"files": {"double.py": 5}}, r"'files\[\.\.\.\]': found {'double.py': 5}: Expected `str`"),
-        ({"id": 5 * [77777777777777777]}, r"'id': found \[7{17}[7, ]*…: Expected `str`"),
+        ({"hidden": [{"args": "[2]", "expected": 4}]}, r"'hidden\[0\]\.expected': found 4; allowed: a text"),
+        ({"hidden": [{"args": "[2]", "expected": "4"}, {"args": "[3]"}]}, r"'hidden\[1\].expected': is missing"),
+        ({"files": {"double.py": 5}}, r"'files\[\.\.\.\]': found {'double.py': 5}; allowed: a text"),
+        ({"id": 5 * [77777777777777777]}, r"'id': found \[7{17}[7, ]*…; allowed: a text"),
         ({"limts": {}}, "'limts': not known; did you mean 'limits'"),
         ({"limits": {"time": 1}}, r"'limits\.time': not known; did you mean 'limits\.time_s'"),
         ({"visible": [{"args": "[2]", "expected": "4", "kwargs": "{}"}]}, r"'visible\[0\]\.kwargs': not known"),
@@ -97,7 +112,9 @@ def test_a_good_file_is_read_in_its_order_and_what_is_exported_is_the_same_again
         ),
         ({"files": {"double.py": "async def double(x):\n    pass\n"}}, "but a coroutine of that name"),
         ({"files": {"double.py": "g = [double for double in ()]\ndef f(double):\n    double = 1\n"}}, "no function"),
-        ({"kind": "repository"}, "'kind'.*'repository'.*allowed: 'function'"),
+        ({"kind": "repository"}, "'hidden': found .*; allowed for kind 'repository': an object with fail_to_pass"),
+        ({"kind": "riddle"}, r"'kind': found 'riddle'; allowed: agent, function, repository"),
+        ({"kind": 5}, r"'kind': found 5; allowed: agent, function, repository"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], field: str):
@@ -106,6 +123,14 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, An
         import_jsonl(path)
     assert "line 2: " in str(caught.value)
     assert "line 1: " not in str(caught.value)
+
+
+def test_a_file_may_say_whether_a_value_is_returned_or_an_argument_changed(tmp_path: Path) -> None:
+    cases = [{"args": "[[2, 1]]", "expected": "[1, 2]", "changed": changed} for changed in (True, False)]
+    pair = import_jsonl(write(tmp_path / "a.jsonl", {**GOOD, "hidden": [*cases, {"args": "[2]", "expected": "4"}]}))[0]
+    assert [case.changed for case in pair[1].cases] == [True, False, msgspec.UNSET]
+    assert import_jsonl(write(tmp_path / "b.jsonl", export_line(*pair))) == [pair]
+    assert msgspec.json.encode(pair[1].cases[2]) == b'{"args":"[2]","expected":"4"}', "the bytes of older packs"
 
 
 @pytest.mark.parametrize(
@@ -316,3 +341,42 @@ def test_every_problem_is_read_as_it_was_written(
     assert [line.number for line in read] == list(range(1, len(notes) + 1))
     assert [line.problem.files for line in read] == [each["files"] for each in rows]
     assert [json.loads(line.hidden.cases[0].expected) for line in read] == notes
+
+
+SWE = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "0", "patch": "", "test_patch": "", "version": "4.3"}
+SMITH = {"instance_id": "a__b.1", "repo": "swesmith/a__b.1", "patch": "", "FAIL_TO_PASS": [], "PASS_TO_PASS": []}
+R2E = {"parsed_commit_content": "{}", "execution_result_content": "{}", "expected_output_json": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "source"),
+    [
+        (SWE, "SWE-bench", "swe-bench"),
+        ({"instance": SWE}, "SWE-bench", "swe-bench"),
+        (SMITH, "SWE-smith", "swe-smith"),
+        (R2E, "R2E-Gym", "r2e-gym"),
+    ],
+)
+@pytest.mark.parametrize("array", [False, True])
+def test_rows_of_another_data_set_are_named_with_the_command_that_reads_them(
+    tmp_path: Path, row: dict[str, Any], name: str, source: str, array: bool
+) -> None:
+    path = write(tmp_path / "rows.jsonl", json.dumps([row]) if array else row, *([] if array else [row]))
+    with pytest.raises(ProblemError, match=f"found rows of {name}") as caught:
+        import_jsonl(path)
+    assert f"`etude tasks import {source} {path} --repos FOLDER_OF_CLONES --out PACK`" in str(caught.value)
+    assert "version" not in str(caught.value)
+
+
+def test_a_folder_of_harbor_tasks_and_a_parquet_file_are_named(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "one"
+    task.mkdir(parents=True)
+    (task / "task.toml").write_text("")
+    for folder in (task, task.parent):
+        with pytest.raises(
+            ProblemError, match=rf"found Harbor tasks; .*`etude tasks import harbor {folder} --out PACK`"
+        ):
+            import_jsonl(folder)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1\0\0")
+    with pytest.raises(ProblemError, match=r"found a Parquet file; .*to_json"):
+        import_jsonl(tmp_path / "rows.parquet")

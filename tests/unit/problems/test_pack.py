@@ -5,11 +5,13 @@ import tracemalloc
 import pytest
 import zstandard
 
-from shared.problems import Case, Hidden, Problem, ProblemError, pack
+from shared.problems import Case, FunctionHidden, FunctionProblem, ProblemError, pack
 from shared.problems.pack import read_hidden, read_problems, write
 
-PROBLEMS = [Problem(id=f"p{i}", files={"f.py": f"def f(): return {i}"}, entry="f", visible=[]) for i in range(3000)]
-HIDDEN = [Hidden(id=p.id, cases=[Case(args="[]", expected="1")]) for p in PROBLEMS]
+PROBLEMS = [
+    FunctionProblem(id=f"p{i}", files={"f.py": f"def f(): return {i}"}, entry="f", visible=[]) for i in range(3000)
+]
+HIDDEN = [FunctionHidden(id=p.id, cases=[Case(args="[]", expected="1")]) for p in PROBLEMS]
 
 
 def test_what_is_written_is_read_and_the_same_entries_give_the_same_bytes() -> None:

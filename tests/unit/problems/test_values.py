@@ -186,6 +186,6 @@ def test_results_with_a_plain_reading_are_normalised() -> None:
 
 
 def test_a_function_that_returns_none_is_judged_by_the_argument_it_changed() -> None:
-    assert outcome(None, [[1, 2], [3]], lambda: [[2, 1], [3]]) == "[1, 2]"
-    assert outcome(None, [[1, 2]], lambda: [[1, 2]]) == "null"
-    assert outcome(7, [[1, 2]], lambda: [[]]) == "7"
+    assert outcome(None, [[1, 2], [3]], lambda: [[2, 1], [3]]) == ("[1, 2]", True)
+    assert outcome(None, [[1, 2]], lambda: [[1, 2]]) == ("null", False)
+    assert outcome(7, [[1, 2]], lambda: [[]]) == ("7", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,11 @@ def make(*calls: str | tuple[str, bool], stop: StopReason = StopReason.submitted
 def trajectory() -> Callable[..., Trajectory]:
     """trajectory("edit", ("test", False), "submit", stop=…, files=…)"""
     return make
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The state folder of a run with four scored attempts."""
+    from tests.unit.reward.recorded import recorded
+
+    return recorded(tmp_path)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from services.reward.behaviour import TERMS, Seen, findings
+from services.reward.behaviour import answer, findings
 from shared.contracts.graded import Finding
 from shared.contracts.messages import StopReason
-from shared.contracts.run import BEHAVIOUR, RewardConfig
+from shared.contracts.run import RewardConfig
 from shared.contracts.trajectory import Trajectory
+from shared.problems.schema import MAX_CODE
+from shared.terms import Seen, names
 
 
 @pytest.fixture
@@ -19,7 +21,9 @@ def found(trajectory: Callable[..., Trajectory]) -> Callable[..., Finding]:
     def find(
         name: str, *calls: str | tuple[str, bool], before: dict[str, str] | None = None, **fields: object
     ) -> Finding:
-        return TERMS[name](Seen(trajectory(*calls, **fields), before or {}))
+        finding = answer(name, Seen(trajectory(*calls, **fields), before or {}))
+        assert isinstance(finding, Finding)
+        return finding
 
     return find
 
@@ -75,7 +79,9 @@ def test_a_change_that_a_fresh_retry_discarded_was_not_submitted_and_one_before_
         part.spans = [
             msgspec.structs.replace(span, role="summary") if span.tool == "summary" else span for span in part.spans
         ]
-    assert TERMS["untested_submit"](Seen(trajectory(segments=parts), {})).amount == amount
+    finding = answer("untested_submit", Seen(trajectory(segments=parts), {}))
+    assert isinstance(finding, Finding)
+    assert finding.amount == amount
 
 
 def test_being_ended_before_the_test_is_no_untested_submit(found: Callable[..., Finding]) -> None:
@@ -108,9 +114,10 @@ def test_thinking_aloud_in_new_comments_counts_and_explaining_does_not(found: Ca
     assert not [e for e in finding.evidence if "sorted" in e or "old" in e or e.startswith("notes")]
 
 
+def test_a_very_long_file_is_not_read_for_comments(found: Callable[..., Finding]) -> None:
+    files = {"main.py": f"# wait, let me think\nx = '{'y' * MAX_CODE}'\n"}
+    assert found("thoughts_in_comments", "submit", before={}, files=files).amount == 0
+
+
 def test_every_term_of_the_default_configuration_exists() -> None:
-    assert set(RewardConfig().behaviour) <= set(TERMS)
-
-
-def test_a_run_may_give_a_weight_to_every_term_and_to_nothing_else() -> None:
-    assert set(TERMS) == set(BEHAVIOUR)
+    assert set(RewardConfig().behaviour) <= set(names())

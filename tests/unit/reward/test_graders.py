@@ -11,7 +11,7 @@ import pytest
 
 from services.reward.config import RewardSettings
 from services.reward.graders import MAX_SILENT, Graders, GradingFailed
-from services.reward.jobs import Answer, Item, Job
+from services.reward.jobs import LONG_QUEUE, QUEUE, Answer, Item, Job
 from shared.contracts.graded import Graded
 from shared.contracts.messages import AttemptKey, Verdict
 from shared.contracts.run import Ref
@@ -165,6 +165,38 @@ def test_who_waits_behind_slow_attempts_is_neither_asked_for_again_nor_given_up(
         async with Graders(jobs, objects, health, batch=4, linger_s=0.02, patience_s=patience_s, tries=2) as graders:
             assert await asyncio.gather(*(graders.grade(item(name)) for name in names)) == [SOLVED] * len(names)
         assert sorted(name for job in jobs.jobs for name in job) == sorted(names)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_short_gradings_go_on_and_are_asked_for_again_while_a_long_one_is_out(tmp_path: Path) -> None:
+    """The patience with a long grading holds for its own queue alone, and an answer there overtakes nothing here."""
+
+    async def scenario() -> None:
+        settings = RewardSettings(state=tmp_path, name="reward")
+        objects = connect(settings.objects_url)
+        queues: list[str] = []
+        lost: list[str] = []
+
+        class Losing(Answering):
+            async def send(self, job: Job) -> None:
+                queues.append(job.queue)
+                if job.queue == LONG_QUEUE:
+                    return  # it is being graded
+                if not lost:
+                    lost.append(job.answer_key)
+                    return
+                await super().send(job)
+
+        jobs, health = Losing(objects, lambda _: SOLVED), Health("reward", settings)
+        async with Graders(jobs, objects, health, batch=4, linger_s=0.02, patience_s=0.2, tries=2) as graders:
+            long = asyncio.create_task(graders.grade(msgspec.structs.replace(item("long"), seconds=600.0)))
+            assert await graders.grade(item("short")) == SOLVED
+            assert not long.done()
+            long.cancel()
+        assert queues.count(LONG_QUEUE) == 1
+        assert queues.count(QUEUE) >= 2
+        assert len(lost) == 1
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

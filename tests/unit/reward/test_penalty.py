@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.reward.penalty import check, cost, effort_units, length_penalty
+from services.reward.penalty import check
 from shared.contracts.messages import Effort
 from shared.contracts.run import LengthPenalty
+from shared.length import cost, effort_units, length_penalty
 
 xs = st.floats(0, 1e6)
 ks = st.floats(1e-6, 100)

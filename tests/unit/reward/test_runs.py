@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from services.reward.runs import Runs
-from shared.contracts.messages import RunControl
 from shared.contracts.run import Ref, RewardConfig, RunConfig
 from shared.objects import ObjectsUnavailable
 from shared.objects.directory import DirectoryObjects
+from tests.ruling import status
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
 
@@ -38,10 +38,10 @@ def test_a_configuration_announced_while_the_store_is_away_is_known_once_the_sto
 
     async def scenario() -> None:
         runs = Runs(objects)
-        runs.control(RunControl(run="r", action="start", config=first))
+        runs.hear(status("r", "running", first))
         assert await runs.reward("r", "first")
         objects.away = True
-        runs.control(RunControl(run="r", action="reconfigure", config=second))
+        runs.hear(status("r", "running", first, second))
         with pytest.raises(OSError, match="away"):
             await runs.reward("r", "second")
         objects.away = False
@@ -58,8 +58,7 @@ def test_a_damaged_configuration_leaves_the_others_of_its_run_in_force_and_may_b
 
     async def scenario() -> None:
         runs = Runs(objects)
-        for action, ref in (("start", first), ("reconfigure", second)):
-            runs.control(RunControl(run="r", action=action, config=ref))  # type: ignore[arg-type]
+        runs.hear(status("r", "running", first, second))
         assert await runs.reward("r", "first")
         assert await runs.reward("r", "second") is None
         objects.put(second.key, whole)
@@ -75,8 +74,8 @@ def test_of_two_configurations_with_one_id_the_latest_counts(tmp_path: Path) -> 
 
     async def scenario() -> None:
         runs = Runs(objects)
-        for ref in (first, second):
-            runs.control(RunControl(run="r", action="start", config=ref))
+        for configs in ((first,), (first, second)):
+            runs.hear(status("r", "running", *configs))
         assert await runs.reward("r", "same") == config.reward
 
     asyncio.run(scenario())

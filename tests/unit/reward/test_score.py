@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reward.behaviour import TERMS
-from services.reward.score import check, score
-from shared.contracts.graded import Finding
+from services.reward.score import check, missing, score
+from shared.contracts.graded import Finding, Graded
 from shared.contracts.messages import Effort, Verdict
 from shared.contracts.run import LengthPenalty, RewardConfig
+from shared.terms import names
 
 RIGHT = Verdict(solved=True, passed=3, total=3)
 WRONG = Verdict(solved=False, passed=2, total=3)
@@ -22,8 +22,8 @@ LONG = Effort(thinking_tokens=640, turns=3)
     solved=st.booleans(),
     weight=st.floats(-10, 10),
     length=st.none() | st.builds(LengthPenalty, weight=st.floats(0, 1), q=st.floats(0, 3), apply=st.just("all")),
-    behaviour=st.dictionaries(st.sampled_from(sorted(TERMS)), st.floats(-1, 1)),
-    amounts=st.dictionaries(st.sampled_from(sorted(TERMS)), st.integers(0, 5)),
+    behaviour=st.dictionaries(st.sampled_from(names()), st.floats(-1, 1)),
+    amounts=st.dictionaries(st.sampled_from(names()), st.integers(0, 5)),
     tokens=st.integers(0, 100_000),
 )
 def test_terms_add_up_to_the_reward_exactly(solved, weight, length, behaviour, amounts, tokens) -> None:
@@ -75,7 +75,10 @@ def test_a_solved_attempt_is_worth_more_than_any_unsolved_one_by_default() -> No
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (RewardConfig(behaviour={"kindness": 1.0}), "found 'kindness'; allowed: broken_tool_call, no_submit"),
+        (
+            RewardConfig(behaviour={"kindness": 1.0}),
+            "found 'kindness'; allowed: broken_tool_call, environment_reward, judge",
+        ),
         (RewardConfig(behaviour={"no_submit": float("nan")}), "reward.behaviour.no_submit: found nan"),
         (RewardConfig(solved=float("inf")), "reward.solved: found inf"),
         (RewardConfig(length=LengthPenalty(q=-1.0)), "reward.length.q: found -1.0"),
@@ -84,3 +87,25 @@ def test_a_solved_attempt_is_worth_more_than_any_unsolved_one_by_default() -> No
 def test_an_unusable_configuration_is_refused_by_field(config: RewardConfig, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         check(config)
+
+
+def test_a_term_that_a_grader_lacks_or_could_not_compute_adds_nothing_and_is_named() -> None:
+    config = RewardConfig(
+        length=None, behaviour={"no_submit": -0.1, "kindness": 1.0, "style": -0.1, "terminal_only": 0.0}
+    )
+    graded = Graded(
+        verdict=RIGHT, findings={"no_submit": Finding(1.0)}, grader="g-7", terms=["no_submit", "style"],
+        quarantined={"style": "ruff is not installed here", "needless_question": "no text"},
+    )  # fmt: skip
+    without = missing(config, graded)
+    assert without == {
+        "kindness": "grader g-7 does not have it: install there the package that brings it",
+        "style": "ruff is not installed here",
+    }
+    reward, terms = score(config, RIGHT, LONG, graded.findings, without)
+    assert terms == {"solved": 1.0, "no_submit": -0.1, "terminal_only": 0.0}
+    assert reward == pytest.approx(0.9)
+
+
+def test_a_verdict_of_before_is_trusted_to_have_had_all_terms() -> None:
+    assert missing(RewardConfig(behaviour={"style": -1.0}), Graded(verdict=RIGHT)) == {}

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from services.trainer.base.tokenizer import train
-from shared.formats.compact import Compact
+from shared.renderers.formats.compact_1 import Compact
 
 
 @pytest.fixture(scope="session")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from services.rollout.agent import MAX_BROKEN, Agent
-from services.rollout.ends import InfrastructureError
+from services.rollout.agent import Agent
 from services.rollout.generation import Generation
 from shared.contracts.messages import StopReason
 from shared.contracts.run import Sampling
-from shared.formats import Observation, Tool
-from shared.formats.compact import Compact
-from shared.problems import Case, Problem
+from shared.contracts.trajectory import Submission
+from shared.environments import Brief, InfrastructureError
+from shared.environments.function.actions import Observation, Tool
+from shared.environments.function.workspace import MAX_BROKEN, FunctionWorkspace
+from shared.problems import Case, FunctionProblem
+from shared.renderers import Exchange
+from shared.renderers.formats.compact_1 import Compact, FormatTooLong
+from shared.renderers.template import Refused
 
-PROBLEM = Problem(
+PROBLEM = FunctionProblem(
     id="p",
     files={"f.py": "def f(a):\n    return a - 1\n"},
     entry="f",
@@ -33,6 +37,10 @@ class Script:
     def __init__(self, *completions: list[int] | Callable[[], list[int]]) -> None:
         self.completions = list(completions)
         self.contexts: list[list[int]] = []
+
+    @property
+    def partial(self) -> Generation | None:
+        return None
 
     async def generate(self, tokens: list[int], *, max_new_tokens: int, first_row: int) -> Generation:
         self.contexts.append(tokens)
@@ -57,15 +65,30 @@ class VisibleTests:
     def __init__(self) -> None:
         self.runs = 0
 
-    async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+    async def run(self, problem: FunctionProblem, files: dict[str, str]) -> Observation:
         self.runs += 1
         return Observation(Tool.test) if files == {"f.py": FIXED} else Observation(Tool.test, failing=0, got="0")
 
 
-def agent(compact: Compact, *completions: list[int] | Callable[[], list[int]], **sampling: int | str) -> Agent:
+def agent(
+    compact: Compact,
+    *completions: list[int] | Callable[[], list[int]],
+    tests: VisibleTests | None = None,
+    problem: FunctionProblem = PROBLEM,
+    **sampling: int | str,
+) -> Agent:
     """One that goes on reading after a failure, unless `sampling` says otherwise."""
     limits = Sampling(**{"retry": "append"} | sampling)  # type: ignore[arg-type]
-    return Agent(PROBLEM, compact, Script(*completions), VisibleTests(), limits)
+    workspace = FunctionWorkspace(problem, limits, tests or VisibleTests())
+    return Agent(compact, Script(*completions), workspace, limits)
+
+
+def submitted(made: Agent) -> Submission:
+    return asyncio.run(made.workspace.submission())
+
+
+def visible_tests(made: Agent) -> VisibleTests:
+    return made.workspace._tests
 
 
 def run(made: Agent) -> StopReason:
@@ -88,8 +111,8 @@ def test_a_repair_is_recorded_token_for_token(compact: Compact) -> None:
     second = [compact.undo, *edit(compact), compact.test]
     made = agent(compact, first, second, [compact.submit])
     assert run(made) is StopReason.submitted
-    assert made.workspace.files == {"f.py": FIXED}
-    assert made.first_edit == {"f.py": FIXED.replace("+", "*")}
+    assert submitted(made).files == {"f.py": FIXED}
+    assert submitted(made).first_edit_files == {"f.py": FIXED.replace("+", "*")}
     prompt = compact.prompt(PROBLEM, PROBLEM.files)
     fails = compact.observation(Observation(Tool.test, failing=0, got="0"))
     passes = compact.observation(Observation(Tool.test))
@@ -131,7 +154,7 @@ def test_calls_after_one_that_failed_do_nothing(compact: Compact) -> None:
     """`submit` was written believing that the edit would work."""
     made = agent(compact, [*edit(compact, old="nowhere"), compact.submit], [*edit(compact), compact.submit])
     assert run(made) is StopReason.submitted
-    assert made.workspace.files == {"f.py": FIXED}
+    assert submitted(made).files == {"f.py": FIXED}
     assert made.effort.broken_tool_calls == 1
     assert [s.ok for s in made.recorder.segments()[0].spans if s.role in ("tool_call", "final")] == [
         False,
@@ -150,7 +173,7 @@ def test_what_is_submitted_at_a_cap_is_the_work_as_it_is(compact: Compact) -> No
     assert run(budget) is StopReason.context_full
     assert budget.recorder.segments()[0].spans[-1].fault == "endless"
     for made in (turns, edits, budget):
-        assert made.workspace.files == {"f.py": FIXED}
+        assert submitted(made).files == {"f.py": FIXED}
         assert made.recorder.segments()
 
 
@@ -159,9 +182,9 @@ def test_what_has_failed_before_is_answered_from_memory_and_uses_up_nothing_but_
     script = [wrong, [undo, *wrong], [undo, *wrong], [undo, *edit(compact), compact.test], [compact.submit]]
     made = agent(compact, *script, max_turns=3, max_edits=2)
     assert run(made) is StopReason.submitted
-    assert made.workspace.files == {"f.py": FIXED}
+    assert submitted(made).files == {"f.py": FIXED}
     assert (made.effort.turns, made.effort.edits, made.effort.tests) == (5, 4, 4)
-    assert made.tests.runs == 2
+    assert visible_tests(made).runs == 2
     answers = [span for span in made.recorder.segments()[0].spans if span.role == "tool_output"]
     tokens = made.recorder.segments()[0].tokens
     first, again, third, passed = (tokens[s.start : s.end].tolist() for s in answers)
@@ -192,8 +215,8 @@ def test_a_fresh_retry_reads_the_task_alone(compact: Compact) -> None:
     broken = [*edit(compact, old="nowhere"), compact.test]
     made = agent(compact, wrong, broken, [*edit(compact), compact.test], [compact.submit], retry="fresh")
     assert run(made) is StopReason.submitted
-    assert made.workspace.files == {"f.py": FIXED}
-    assert made.first_edit == {"f.py": FIXED.replace("+", "*")}
+    assert submitted(made).files == {"f.py": FIXED}
+    assert submitted(made).first_edit_files == {"f.py": FIXED.replace("+", "*")}
     task = compact.prompt(PROBLEM, PROBLEM.files)
     assert made.model.contexts[:3] == [task] * 3  # type: ignore[attr-defined]
     segments = made.recorder.segments()
@@ -213,7 +236,7 @@ def test_a_fresh_retry_cannot_know_what_it_repeats_and_pays_tokens_alone(compact
     script = [wrong, wrong, wrong, given, given, [*edit(compact), compact.test], [compact.submit]]
     made = agent(compact, *script, retry="fresh", max_edits=2, max_turns=3)
     assert run(made) is StopReason.submitted
-    assert made.tests.runs == 3  # the wrong edit, the given files, the right one
+    assert visible_tests(made).runs == 3  # the wrong edit, the given files, the right one
     assert [s.spans[-1].fault for s in made.recorder.segments()] == ["", "", "", "repeated", "repeated", ""]
     unread = agent(compact, wrong, [*edit(compact, new="*"), compact.submit], retry="fresh")
     assert run(unread) is StopReason.submitted
@@ -257,6 +280,31 @@ def test_a_self_summary_starts_a_new_segment_that_holds_it_as_it_was_sampled(com
     assert made.effort.summaries == 1
 
 
+class Failing(Compact):
+    """A renderer that cannot write a summary."""
+
+    def __init__(self, whole: Compact, error: ValueError) -> None:
+        self.__dict__.update(whole.__dict__)
+        self._error = error
+
+    def opening(self, brief: Brief, summary: Sequence[int] = (), history: Sequence[Exchange] = ()) -> list[int]:
+        if summary:
+            raise self._error
+        return super().opening(brief, summary, history)
+
+
+def test_only_an_opening_that_is_too_long_is_the_agents_fault(compact: Compact) -> None:
+    summary = [*compact.encode("-"), compact.done]
+    for error in (Refused("the template refuses"), ValueError("a defect")):
+        made = agent(Failing(compact, error), [*edit(compact), compact.test], summary, summary_trigger_tokens=1)
+        with pytest.raises(InfrastructureError, match=str(error)):
+            run(made)
+    with pytest.raises(FormatTooLong) as long:
+        compact.prompt(PROBLEM, PROBLEM.files, tuple(summary) * 300)
+    made = agent(Failing(compact, long.value), [*edit(compact), compact.test], summary, summary_trigger_tokens=1)
+    assert run(made) is StopReason.context_full
+
+
 def test_a_deadline_submits_the_work_and_keeps_what_was_sampled(compact: Compact) -> None:
     async def scenario() -> tuple[StopReason, Agent]:
         made = agent(compact, [*edit(compact), compact.test])
@@ -279,13 +327,13 @@ def test_a_deadline_submits_the_work_and_keeps_what_was_sampled(compact: Compact
 
     stop, made = asyncio.run(scenario())
     assert stop is StopReason.deadline
-    assert made.workspace.files == {"f.py": FIXED}
+    assert submitted(made).files == {"f.py": FIXED}
     assert made.recorder.segments()[0].loss_mask.sum() == len(edit(compact)) + 1
 
 
 def test_a_problem_that_the_format_cannot_write_is_no_outcome(compact: Compact) -> None:
-    long = Problem(id="p", files={"f.py": "x = 1\n" * 99}, entry="f", visible=[])
-    made = Agent(long, compact, Script(), VisibleTests(), Sampling())
+    long = FunctionProblem(id="p", files={"f.py": "x = 1\n" * 99}, entry="f", visible=[])
+    made = agent(compact, problem=long)
     with pytest.raises(InfrastructureError, match="99 lines"):
         run(made)
 
@@ -318,12 +366,11 @@ def test_what_passed_or_was_not_tested_is_no_fault_to_submit(compact: Compact) -
 
 def test_a_failure_that_load_may_have_caused_is_not_held_against_the_policy(compact: Compact) -> None:
     class Busy(VisibleTests):
-        async def run(self, problem: Problem, files: dict[str, str]) -> Observation:
+        async def run(self, problem: FunctionProblem, files: dict[str, str]) -> Observation:
             observation = await super().run(problem, files)
             return Observation(Tool.test, failing=0, got="Timeout") if self.runs == 1 else observation
 
     right = [*edit(compact), compact.test]
-    made = agent(compact, right, [compact.test], [compact.submit])
-    made.tests = Busy()
+    made = agent(compact, right, [compact.test], [compact.submit], tests=Busy())
     assert run(made) is StopReason.submitted
     assert faults(made) == {1: {""}, 2: {""}, 3: {""}}

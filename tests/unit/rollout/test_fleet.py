@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from services.rollout.fleet import (
     FIRST_REST_S,
     LAST_REST_S,
     OPEN_AFTER,
+    SILENT_S,
     TRIAL_S,
     Circuit,
     Fleet,
@@ -57,6 +60,32 @@ def test_a_replica_below_the_floor_or_of_another_run_or_out_of_rotation_serves_n
     assert chosen(made, Wanted("r", "g", 0)) is None
     made.apply(PolicyApplied(run="r", replica="a", url="http://a", serial=4))
     assert chosen(made, Wanted("r", "g", 4)) == "a"
+
+
+def test_where_no_replica_is_in_rotation_one_that_still_holds_a_version_serves_what_accepts_it() -> None:
+    made = fleet(("a", "rollout", 3), ("b", "rollout", 3))
+
+    def word(name: str, **said: Any) -> None:
+        made.apply(PolicyApplied(run="r", replica=name, url=f"http://{name}", **said))
+
+    word("a", serial=4, ok=False, damaged=True, serving=3)
+    assert {chosen(made, Wanted("r", f"g{i}", 3)) for i in range(20)} == {"b"}
+    word("b", serial=4, ok=False, damaged=True, serving=3)
+    assert {chosen(made, Wanted("r", f"g{i}", 3)) for i in range(20)} == {"a", "b"}
+    assert chosen(made, Wanted("r", "g", 4)) is None
+    assert made.any_usable(0.0)
+    word("b", serial=5)
+    assert {chosen(made, Wanted("r", f"g{i}", 3)) for i in range(20)} == {"b"}
+    word("b", serial=5, ok=False, reason="shutting down")
+    assert {chosen(made, Wanted("r", f"g{i}", 3)) for i in range(20)} == {"a"}
+
+
+def test_one_that_a_worker_first_hears_of_out_of_rotation_serves_what_it_holds_not_what_it_could_not_load() -> None:
+    made = Fleet()
+    made.apply(PolicyApplied(run="r", replica="a", url="http://a", serial=4, ok=False, damaged=True, serving=3))
+    made.replicas["a"].alive = True
+    assert chosen(made, Wanted("r", "g", 4)) is None
+    assert chosen(made, Wanted("r", "g", 3)) == "a"
 
 
 def test_a_pinned_attempt_goes_to_the_evaluation_pool_else_to_whoever_serves_exactly_that_version() -> None:
@@ -223,3 +252,14 @@ def test_one_that_has_nothing_newer_to_say_is_kept_for_a_day_and_while_no_other_
 def test_what_answers_is_never_forgotten() -> None:
     made = fleet(("old", "rollout", 1), ("new", "rollout", 9))
     assert kept(made, 2 * MUTE_S) == {"old", "new"}
+
+
+def test_a_replica_in_rotation_that_answers_nothing_is_told_as_silent_after_some_seconds() -> None:
+    made = fleet(("a", "rollout", 1), ("left", "rollout", 1), ("eval", "evaluation", 1), ("b", "rollout", 1))
+    made.apply(PolicyApplied(run="r", replica="left", url="http://left", serial=1, ok=False))
+    for replica in made.replicas.values():
+        replica.last_answer, replica.alive = 10.0, replica.name == "b"
+    assert made.silent(10.0 + SILENT_S) == {}
+    assert made.silent(10.1 + SILENT_S) == {"r": ["a"]}
+    made.replicas["a"].alive = True
+    assert made.silent(99.0) == {}

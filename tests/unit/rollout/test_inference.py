@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from services.rollout.config import RolloutSettings
-from services.rollout.ends import InfrastructureError
 from services.rollout.engine_client import EngineClient
 from services.rollout.fleet import Wanted
 from services.rollout.inference import Inference
 from shared.contracts.messages import PolicyApplied
+from shared.environments import InfrastructureError
 from shared.telemetry import Health
 
 PINNED = Wanted("r", "g", 3, pinned=3)

@@ -1,4 +1,4 @@
-"""Real ledgers for tests: SQLite always, PostgreSQL where one runs (tests/servers.py)."""
+"""Real ledgers for tests: SQLite always, PostgreSQL where one runs (tests/servers.py), PgBouncer before it where asked for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from shared import ledger
+from tests.pooler import pooled
 from tests.servers import need, own_schema
 
 KINDS = ("sqlite", "postgresql")
+ALL = (*KINDS, "pooled")  # PostgreSQL through PgBouncer in transaction mode
 
 
 @contextlib.contextmanager
@@ -19,6 +21,10 @@ def ledger_url(kind: str, folder: Path) -> Iterator[str]:
     """The address of an empty ledger. PostgreSQL: a schema of its own, dropped afterwards."""
     if kind == "sqlite":
         yield f"sqlite:///{folder / 'ledger.db'}"
+        return
+    if kind == "pooled":
+        with pooled(folder) as url:
+            yield url
         return
     with own_schema(need("ETUDE_LEDGER")["ETUDE_LEDGER"]) as url:
         yield url

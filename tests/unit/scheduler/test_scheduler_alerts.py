@@ -64,7 +64,7 @@ def test_the_same_alert_is_said_again_after_a_while_and_not_before(room: Room) -
     assert len(trained(room, 1, "g-a")) == 1
     assert trained(room, 2, "g-a") == []
     room.now += AGAIN_S
-    assert len(trained(room, 3, "g-a")) == 1
+    assert [alert.name for alert in trained(room, 3, "g-a")].count("unknown_groups") == 1
 
 
 def test_the_next_scheduler_does_not_repeat_what_the_last_one_has_just_said(room: Room) -> None:

@@ -10,7 +10,7 @@ from services.scheduler.clock import AHEAD_S, Clock
 from services.scheduler.desk import Desk
 from services.scheduler.store import Store
 from shared.contracts import messages as m
-from shared.contracts.words import Words
+from shared.contracts.statuses import Statuses
 from tests.unit.scheduler.test_scheduler_intake import Room
 from tests.unit.scheduler.world import RUN
 
@@ -63,7 +63,7 @@ def test_it_goes_on_after_what_the_ledger_holds_unless_that_cannot_be(engine: En
     assert Store(engine).newest() == 0.0
     for entered, starts_at in ((HOUR, HOUR), (2 * AHEAD_S, 0.0)):
         room.now = machine.wall + entered
-        room.tell(m.RunControl(run=f"r-{entered}", action="start"))
+        room.tell(m.RunCommand(run=f"r-{entered}", action="stop"))
         room.begin()
         assert Store(engine).newest() == room.now
         clock = machine.clock()
@@ -91,21 +91,21 @@ def test_what_a_worker_lost_is_asked_for_again_at_once_although_the_clock_was_se
 def test_words_count_although_the_clock_was_set_back_and_the_scheduler_killed(engine: Engine) -> None:
     """Else a pause would be obeyed by the scheduler alone."""
     machine, room = Machine(), Room(engine)
-    clock, hearer = machine.clock(), Words(lambda: machine.wall)
+    clock, reader = machine.clock(), Statuses(lambda: machine.wall)
     counted = []
 
-    def tell(*messages: m.RunControl) -> None:
+    def tell(*messages: m.RunCommand) -> None:
         machine.wait(5)
         room.now = clock.now()
         room.tell(*messages)
-        counted.extend(hearer.count(one) for one in room.said if isinstance(one, m.RunControl))
+        counted.extend(reader.hear(one) for one in room.said if isinstance(one, m.RunStatus))
 
     room.now = clock.now()
     room.begin()
     machine.wall -= HOUR
     for action in ("pause", "resume", "pause", "resume"):
-        tell(m.RunControl(run=RUN, action=action, by="ann"))  # type: ignore[arg-type]
+        tell(m.RunCommand(run=RUN, action=action, by="ann"))  # type: ignore[arg-type]
     room.desk, clock = Desk(Store(engine), lambda ref: room.run_config), machine.clock()
     clock.not_before(Store(engine).newest())
-    tell(m.RunControl(run=RUN, action="pause", by="ann"))
-    assert counted == [True] * 5
+    tell(m.RunCommand(run=RUN, action="pause", by="ann"))
+    assert counted == [True] * 6  # the new scheduler also announces how the run stands that it found

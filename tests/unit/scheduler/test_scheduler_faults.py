@@ -17,7 +17,8 @@ from services.scheduler.store import Store
 from shared.contracts import codec
 from shared.contracts import messages as m
 from shared.contracts import topics as t
-from shared.ledger.transitions import AttemptState, GroupState, RunState
+from shared.contracts.life import RunState
+from shared.ledger.transitions import AttemptState, GroupState
 from tests.unit.scheduler.test_scheduler_intake import Room
 from tests.unit.scheduler.world import REF, RUN, World, config
 
@@ -136,7 +137,7 @@ def test_a_step_that_names_strange_groups_at_length_is_a_fact_all_the_same(room:
 
 
 def test_no_message_is_buried_for_what_fails_without_it(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> set[str]:
+    def broken(*_: Any, **__: Any) -> set[str]:
         raise RuntimeError("a defect of our own")
 
     monkeypatch.setattr("services.scheduler.decisions.decide", broken)
@@ -217,7 +218,7 @@ def test_a_queue_that_moves_slowly_has_lost_nothing(short: Room) -> None:
 
 def test_a_paused_run_gives_no_reason_to_ask_the_bus_for_its_lag(short: Room) -> None:
     claim_all_but(short, short.any().id)
-    short.tell(m.RunControl(run=RUN, action="pause", by="alice"))
+    short.tell(m.RunCommand(run=RUN, action="pause", by="alice"))
     wait(short, 2 * PASSED_OVER_S)
     assert not short.desk.overdue(short.now)
 
@@ -230,9 +231,9 @@ def test_while_no_worker_takes_anything_up_a_request_waits(short: Room) -> None:
 def test_while_a_run_is_paused_no_request_is_lost(short: Room) -> None:
     lost = short.any()
     claim_all_but(short, lost.id)
-    short.tell(m.RunControl(run=RUN, action="pause", by="alice"))
+    short.tell(m.RunCommand(run=RUN, action="pause", by="alice"))
     wait(short, 2 * PASSED_OVER_S)
-    short.tell(m.RunControl(run=RUN, action="resume", by="alice"))
+    short.tell(m.RunCommand(run=RUN, action="resume", by="alice"))
     wait(short, PASSED_OVER_S - 10)
     assert lost.epoch == 0
     wait(short, 20)

@@ -296,7 +296,7 @@ async def scheduling(state: Path, objects: DirectoryObjects) -> AsyncIterator[No
 
 
 async def say(bus: Bus, action: Any, ref: Ref | None = None) -> None:
-    await bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action=action, config=ref, by="alice"))
+    await bus.publish(t.RUNS_COMMANDS, RUN, m.RunCommand(run=RUN, action=action, config=ref, by="alice"))
 
 
 def reason(state: Path) -> tuple[str, str]:
@@ -318,21 +318,21 @@ def test_a_run_above_its_quota_is_paused_with_the_reason_and_goes_on_once_the_qu
     async def story() -> None:
         before = alerts()
         async with others(tmp_path, config(quota_gb=0.001)) as peers, scheduling(tmp_path, objects):
-            await until(lambda: peers.actions.count("pause") == 1, "pause")
+            await until(lambda: peers.states.count("paused") == 1, "pause")
             state, why = reason(tmp_path)
             assert state == "paused"
             for said in ("quota_exceeded", "other 0.002", "schedule.quota_gb allows 0.001", f"etude resume {RUN}"):
                 assert said in why
             await rounds(objects, 5)
-            assert peers.actions.count("pause") == alerts() - before == 1
+            assert peers.states.count("paused") == alerts() - before == 1
             await say(peers.bus, "resume")
-            await until(lambda: peers.actions.count("pause") == 2, "pause of a run that is still above its quota")
+            await until(lambda: peers.states.count("paused") == 2, "pause of a run that is still above its quota")
             larger = msgspec.json.encode(config(quota_gb=1.0, max_steps=1))
             await say(peers.bus, "reconfigure", objects.put(f"runs/{RUN}/larger.json", larger))
             await say(peers.bus, "resume")
-            await until(lambda: "finished" in peers.actions, "end of the run")
+            await until(lambda: "finished" in peers.states, "end of the run")
             assert alerts() - before == 2
-            assert peers.actions.count("pause") == 3  # once more in answer to the new configuration
+            assert peers.states.count("paused") == 3  # once more in answer to the new configuration
 
     asyncio.run(story())
 
@@ -358,7 +358,7 @@ def test_a_store_that_fails_disturbs_no_scheduling_and_is_asked_again(tmp_path: 
             objects.away = False
             await until(lambda: set(objects.list("")) == stays, "sweep")
             await say(peers.bus, "stop")
-            await until(lambda: "finished" in peers.actions, "end of the run")
+            await until(lambda: "finished" in peers.states, "end of the run")
 
     asyncio.run(story())
 
@@ -379,7 +379,7 @@ def test_one_that_hangs_holds_up_neither_scheduling_nor_the_end_and_nothing_is_d
     async def story() -> None:
         async with others(tmp_path, config(max_steps=5)) as peers:
             async with scheduling(tmp_path, objects):
-                await until(lambda: "finished" in peers.actions, "end of the run")
+                await until(lambda: "finished" in peers.states, "end of the run")
                 put(objects, f"{checkpoint_prefix(RUN, 0, 5)}/manifest.json")
                 put(objects, *(attempt_prefix(RUN, attempt, 0) + "/routing-1.zst" for attempt, _ in peers.requests))
             there = set(objects.list(""))
@@ -434,7 +434,7 @@ def test_what_may_not_be_deleted_is_counted_and_held_against_the_quota(tmp_path:
             objects.put(f"{checkpoint_prefix(RUN, 0, 3)}/manifest.json", b"{}")
             attempt = next(iter(peers.requests))[0]
             objects.put(attempt_prefix(RUN, attempt, 0) + "/routing-1.zst", b"x" * 2_000_000)
-            await until(lambda: "pause" in peers.actions, "pause")
+            await until(lambda: "paused" in peers.states, "pause")
             assert "routing 0.002" in reason(tmp_path)[1]
 
     asyncio.run(story())

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from services.scheduler.desk import Desk
 from services.scheduler.leadership import Leadership
 from services.scheduler.store import Fenced, Store
 from shared.process import identity
+from tests.unit.scheduler.ledgers import opened
 from tests.unit.scheduler.world import RUN, World, config
 
 
@@ -52,6 +56,37 @@ def test_a_holder_that_does_not_renew_is_replaced_and_one_that_does_is_not(any_e
     assert second.try_lead() is None
     time.sleep(0.4)
     assert second.try_lead() == 2
+
+
+def test_a_holder_that_falls_silent_after_a_batch_with_the_lease_locked_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own clock over silent transactions does not run after psycopg's executemany."""
+    monkeypatch.setattr("shared.ledger.engine.FROZEN_S", 1)
+    with opened("postgresql", tmp_path) as engine:
+        first, second = Leadership(engine, 0.3, "first"), Leadership(engine, 0.3, "second")
+        first.try_lead()
+        elsewhere(engine)
+        reader = engine.connect()  # as a backup in its transaction
+        reader.execute(text("SELECT term FROM lease"))
+        reader.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        silent = engine.connect()
+        silent.execute(text("CREATE TEMP TABLE written (number int)"))
+        silent.execute(text("SELECT term FROM lease FOR SHARE"))
+        silent.execute(text("INSERT INTO written VALUES (:number)"), [{"number": 1}, {"number": 2}])
+        ends = time.monotonic() + 60
+        term = None
+        while term is None and time.monotonic() < ends:
+            with contextlib.suppress(OperationalError):  # the row is locked
+                term = second.try_lead()
+            time.sleep(0.1)
+        assert term == 2
+        with pytest.raises(DBAPIError):
+            silent.execute(text("SELECT 1"))
+        silent.invalidate()
+        silent.close()
+        assert reader.execute(text("SELECT 1")).scalar_one() == 1
+        reader.close()
 
 
 def test_a_holder_whose_process_is_gone_is_replaced_at_once(any_engine: Engine) -> None:

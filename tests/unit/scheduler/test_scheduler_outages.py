@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from services.scheduler import service
+from services.scheduler import measures, service
 from services.scheduler.config import SchedulerConfig
 from shared import bus as buses
 from shared import ledger
@@ -82,7 +82,7 @@ def test_a_ledger_that_is_away_at_pruning_does_not_end_the_scheduler(
         async with others(tmp_path, config(max_steps=3)) as peers, Health("scheduler", settings) as health:
             objects = stores.connect(settings.objects_url)
             serving = asyncio.create_task(service.serve(settings, engine, bus, objects, health, stop))
-            await until(lambda: "finished" in peers.actions or serving.done(), "end of the run")
+            await until(lambda: "finished" in peers.states or serving.done(), "end of the run")
             assert not serving.done()
             stop.set()
             await serving
@@ -101,8 +101,9 @@ def test_who_leads_no_more_counts_no_groups_beside_the_one_who_does(tmp_path: Pa
     engine = ledger.connect(settings.ledger_url)
     ledger.upgrade(engine)
 
-    def samples() -> int:
-        return sum(len(metric.samples) for gauge in (service.GROUPS, service.ATTEMPTS) for metric in gauge.collect())
+    def samples() -> list[int]:
+        gauges = (measures.GROUPS, measures.ATTEMPTS, measures.GATE)
+        return [sum(len(metric.samples) for metric in gauge.collect()) for gauge in gauges]
 
     async def story() -> None:
         stop = asyncio.Event()
@@ -110,12 +111,12 @@ def test_who_leads_no_more_counts_no_groups_beside_the_one_who_does(tmp_path: Pa
         async with others(tmp_path, config(max_steps=1000)), Health("scheduler", settings) as health:
             objects = stores.connect(settings.objects_url)
             serving = asyncio.create_task(service.serve(settings, engine, bus, objects, health, stop))
-            await until(lambda: samples() > 0 or serving.done(), "a run")
+            await until(lambda: all(samples()) or serving.done(), "a run")
             with engine.begin() as connection:
                 holder = '{"name": "another", "host": "elsewhere", "pid": 1}'
                 connection.execute(text("UPDATE lease SET term = term + 1, holder = :holder"), {"holder": holder})
             await until(lambda: any("another" in what for what in health._waits) or serving.done(), "its successor")
-            assert samples() == 0
+            assert samples() == [0, 0, 0]
             stop.set()
             await serving
         await bus.close()

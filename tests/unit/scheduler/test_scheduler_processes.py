@@ -35,7 +35,7 @@ from tests.unit.scheduler.world import REF, RUN, config
 
 ROOT = Path(__file__).parents[3]
 TAKEOVER_S = 10.0  # the promise
-HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_CONTROL)
+HEARD = (t.ROLLOUTS_REQUESTED, t.GROUPS_READY, t.RUNS_STATE)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ class Others:
         self.waiting: dict[str, m.GroupReady] = {}
         self.trained: set[str] = set()
         self.step = 0
-        self.actions: list[str] = []
+        self.states: list[str] = []
 
     async def start(self) -> None:
         problems = {f"p{i}": ("debugging", f"cell{i % 5}") for i in range(1000)}
@@ -116,7 +116,7 @@ class Others:
         await self.bus.publish_many(
             [
                 (t.PROBLEMS_ADMITTED, RUN, m.ProblemAdmitted(run=RUN, pack=REF, pack_hidden=REF, problems=problems)),
-                (t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="start", config=ref)),
+                (t.RUNS_COMMANDS, RUN, m.RunCommand(run=RUN, action="start", config=ref)),
                 (t.STEPS_COMMITTED, RUN, m.IncarnationStarted(run=RUN, incarnation=0, step=0, parent=-1)),
                 *self.publication(0),
             ]
@@ -140,8 +140,8 @@ class Others:
                     if ready.group not in self.trained:
                         self.waiting[ready.group] = ready
                     await self.train()
-                case m.RunControl() as control:
-                    self.actions.append(control.action)
+                case m.RunStatus() as status:
+                    self.states.append(status.state)
             delivery.done()
 
     async def answer(self, request: m.RolloutRequested) -> None:
@@ -221,9 +221,9 @@ def test_kill_9_between_commit_and_relay_loses_and_doubles_nothing(tmp_path: Pat
                 scheduler = Scheduler(tmp_path, "scheduler", **{moment: "2"})
                 await until(scheduler.ended, "death")
                 assert scheduler.process.returncode == -signal.SIGKILL
-            assert "finished" not in peers.actions
+            assert "finished" not in peers.states
             scheduler = Scheduler(tmp_path, "scheduler")
-            await until(lambda: "finished" in peers.actions, "end of the run")
+            await until(lambda: "finished" in peers.states, "end of the run")
             assert scheduler.stop() == 0
             assert peers.step == 8
             assert_kept(tmp_path, peers)
@@ -244,18 +244,19 @@ def test_a_second_scheduler_waits_and_takes_over_when_the_first_is_killed(tmp_pa
             (first if waiting is second else second).kill()
             step = peers.step
             await until(lambda: peers.step > step + 1, "step under the other")
-            await peers.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="stop"))
-            await until(lambda: "finished" in peers.actions, "end of the run")
+            await peers.bus.publish(t.RUNS_COMMANDS, RUN, m.RunCommand(run=RUN, action="stop"))
+            await until(lambda: "finished" in peers.states, "end of the run")
             assert waiting.stop() == 0
             assert_kept(tmp_path, peers)
 
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("kind", ["postgresql", pytest.param("pooled", marks=pytest.mark.nightly)])
 def test_a_leader_frozen_with_the_lease_locked_is_replaced_in_time_and_fenced_when_it_wakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ledger_url("postgresql", tmp_path) as url:
+    with ledger_url(kind, tmp_path) as url:
         monkeypatch.setenv("ETUDE_LEDGER", url)
         engine = ledger.connect(url, read_only=True)
 
@@ -283,8 +284,8 @@ def test_a_leader_frozen_with_the_lease_locked_is_replaced_in_time_and_fenced_wh
                 await until(lambda: any("second" in wait for wait in first.waits()), "old leader that waits its turn")
                 step = peers.step
                 await until(lambda: peers.step > step + 1, "step under the other")
-                await peers.bus.publish(t.RUNS_CONTROL, RUN, m.RunControl(run=RUN, action="stop"))
-                await until(lambda: "finished" in peers.actions, "end of the run")
+                await peers.bus.publish(t.RUNS_COMMANDS, RUN, m.RunCommand(run=RUN, action="stop"))
+                await until(lambda: "finished" in peers.states, "end of the run")
                 assert (first.stop(), second.stop()) == (0, 0)
                 assert_kept(tmp_path, peers)
 

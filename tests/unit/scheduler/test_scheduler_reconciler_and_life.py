@@ -6,23 +6,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.scheduler.life import Budget, hand_is_empty, step_seconds
-from services.scheduler.reconciler import Closing, Fate, closing, fate, must_submit, overdue
+from services.scheduler.life import Budget, exhausted_s, hand_is_empty, step_seconds
+from services.scheduler.reconciler import (
+    Closing,
+    Fate,
+    closing,
+    fate,
+    grade_again_in_s,
+    must_submit,
+    overdue,
+    repeat,
+    ungraded,
+)
 from shared.contracts.codec import encode
 from shared.contracts.ids import group_id
 from shared.contracts.messages import StepCommitted
-from shared.contracts.run import RewardConfig
-from shared.contracts.schedulable import GROUPS, NAME_CHARS, STALENESS, objections
+from shared.contracts.run import GROUPS, NAME_CHARS, STALENESS, RewardConfig
+from shared.contracts.schedulable import objections
 from shared.contracts.topics import STEPS_COMMITTED
 from shared.ledger.transitions import AttemptState as S
 from tests.unit.scheduler.world import config
 
-LIMITS: dict[str, Any] = {"lease_s": 20.0, "limit_s": 900.0, "grading_limit_s": 600.0}
+LIMITS: dict[str, Any] = {"lease_s": 20.0, "limit_s": 900.0}
 
 
 def late(state: S, **since: Any) -> str:
-    known: dict[str, Any] = {"silent_s": 0.0, "passed_over_s": None, "cancelled_s": None, "graded_s": None, **since}
+    known: dict[str, Any] = {"silent_s": 0.0, "passed_over_s": None, "cancelled_s": None, **since}
     return overdue(state, **known, **LIMITS)
 
 
@@ -57,9 +69,21 @@ def test_an_attempt_at_its_time_limit_is_told_to_submit_before_it_is_given_up() 
     assert "did not submit" in late(S.claimed, cancelled_s=90)
 
 
-def test_a_finished_attempt_that_nobody_grades_is_lost_in_the_end() -> None:
-    assert not late(S.finished, graded_s=599)
-    assert late(S.finished, graded_s=601) == "no verdict for 601 s"
+def test_a_finished_attempt_is_never_lost_by_silence_and_graded_again_once_others_overtook_it() -> None:
+    assert not late(S.finished, silent_s=9999, cancelled_s=9999)
+    assert not ungraded(overtaken_s=None, quiet_s=3599, grading_limit_s=600)  # the queue has not come so far
+    assert ungraded(overtaken_s=None, quiet_s=3601, grading_limit_s=600)  # nobody is graded at all
+    assert not ungraded(overtaken_s=599, quiet_s=0, grading_limit_s=600)
+    assert ungraded(overtaken_s=601, quiet_s=0, grading_limit_s=600)
+    assert [grade_again_in_s(n) for n in (1, 2, 3, 9)] == [10, 20, 40, 300]
+
+
+def test_a_request_is_repeated_after_longer_and_longer_and_later_while_the_bus_holds_some() -> None:
+    assert [repeat(s, 0, 900.0, None) for s in (959, 961)] == [False, True]
+    assert [repeat(1000, n, 900.0, False) for n in (0, 1)] == [True, False]
+    assert repeat(3601, 20, 900.0, False)
+    assert not repeat(5000, 0, 900.0, True)
+    assert repeat(6000, 0, 900.0, True)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +135,28 @@ def test_a_stopped_trainer_may_finish_the_step_that_it_could_hold() -> None:
     assert hand_is_empty(waiting=3, silent_s=0, **hand)
     assert not hand_is_empty(waiting=4, silent_s=11, **hand)
     assert hand_is_empty(waiting=4, silent_s=13, **hand)
-    assert not hand_is_empty(waiting=4, silent_s=60, groups_per_step=4, step_times=[])
+    assert not hand_is_empty(waiting=4, silent_s=1700, groups_per_step=4, step_times=[])
+    assert hand_is_empty(waiting=4, silent_s=130, groups_per_step=4, step_times=[], trainer=False)
+
+
+@given(st.floats(0.01, 7200), st.integers(4, 40))
+def test_however_long_steps_take_a_stopped_trainer_may_finish_what_it_could_hold(step_s: float, waiting: int) -> None:
+    assert not hand_is_empty(waiting=waiting, silent_s=2 * step_s, groups_per_step=4, step_times=[step_s])
+    assert hand_is_empty(waiting=waiting, silent_s=5 + 4.1 * step_s, groups_per_step=4, step_times=[step_s])
+
+
+@given(st.floats(1, 3600), st.integers(0, 47))
+def test_however_long_steps_take_the_minutes_leave_time_for_what_waits(step_s: float, waiting: int) -> None:
+    budget = Budget(max_steps=0, minutes=100 * step_s / 60, groups_per_step=16)
+    last = 100 * step_s - max(2.0, 1.25 * step_s * max(1, waiting // 16))
+    assert not budget.spent(steps=50, clock_s=0.999 * last, waiting=waiting, step_times=[step_s])
+    assert budget.spent(steps=50, clock_s=1.001 * last, waiting=waiting, step_times=[step_s])
+
+
+def test_a_curator_may_take_its_time_unless_it_said_that_no_more_problems_come() -> None:
+    assert exhausted_s([0.0], complete=False) == 300
+    assert exhausted_s([0.0, 600.0, 700.0], complete=False) == 2400
+    assert exhausted_s([0.0, 600.0], complete=True) == 30
 
 
 def test_step_times_are_those_of_the_last_steps() -> None:

@@ -11,7 +11,7 @@ from services.scheduler.records import Message
 from services.scheduler.relay import Relay
 from shared import bus as buses
 from shared.contracts import topics as t
-from shared.contracts.messages import Alert, RunControl
+from shared.contracts.messages import Alert, RunCommand
 from tests.unit.scheduler.world import RUN
 
 ALERT = Alert(run=RUN, name="replica_lags", severity="warning", what="it lags")
@@ -34,8 +34,8 @@ def test_a_defect_ends_the_scheduler_instead_of_being_taken_for_an_outage_for_ev
         bus = buses.connect(f"sqlite:{tmp_path / 'bus.sqlite'}", client="test")
         try:
             relay = Relay(bus)
-            relay.add([(RUN, Message(1, t.ALERTS, RUN, RunControl(run=RUN, action="pause")))])
-            with pytest.raises(TypeError, match="topic alerts carries Alert, not RunControl"):
+            relay.add([(RUN, Message(1, t.ALERTS, RUN, RunCommand(run=RUN, action="pause")))])
+            with pytest.raises(TypeError, match="topic alerts carries Alert, not RunCommand"):
                 await relay.publish()
         finally:
             await bus.close()

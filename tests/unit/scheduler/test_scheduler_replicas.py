@@ -9,12 +9,14 @@ from sqlalchemy import Engine
 
 from services.scheduler.desk import Desk
 from services.scheduler.records import ReplicaState
-from services.scheduler.rotation import gone, served
+from services.scheduler.rotation import SILENT_S, gone, served
 from services.scheduler.store import Store
+from services.scheduler.working_set import HEARD_S
 from shared.contracts import codec
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.messages import GONE_S, MUTE_S
+from shared.ledger.transitions import AttemptState
 from tests.unit.scheduler.test_scheduler_intake import Room
 from tests.unit.scheduler.world import REF, RUN
 
@@ -101,9 +103,9 @@ def test_one_that_takes_over_an_address_replaces_whoever_had_it(room: Room) -> N
 def test_an_engine_of_another_pool_follows_nothing_and_is_kept_while_it_may_be_there() -> None:
     policies = {serial: (0, serial, 100.0) for serial in range(5)}
     idle = ReplicaState("evaluation", 1, True, "", 0.0, 100.0, "")
-    assert gone({"e": idle}, policies, 100.0 + MUTE_S, PATIENCE_S) == []
+    assert gone({"e": idle}, policies, PATIENCE_S, lambda since: 100.0 + MUTE_S - since) == []
     assert served({"e": idle}, policies, 100.0 + MUTE_S, PATIENCE_S) == {1}
-    assert gone({"e": idle}, policies, 100.0 + MUTE_S + GONE_S + 1, PATIENCE_S) == ["e"]
+    assert gone({"e": idle}, policies, PATIENCE_S, lambda since: 100.0 + MUTE_S + GONE_S + 1 - since) == ["e"]
 
 
 def test_a_dead_replica_keeps_no_version() -> None:
@@ -152,3 +154,73 @@ def test_an_attempt_that_is_asked_for_again_stands_on_what_the_rotation_serves(r
     room.tell(m.RolloutFailed(run=RUN, key=room.key(attempt), reason="the sandbox died", worker="w"))
     again = [one for one in passing(room, 5) if isinstance(one, m.RolloutRequested) and one.key.attempt == attempt.id]
     assert [(one.key.epoch, one.policy_floor) for one in again] == [(1, 1)]
+
+
+def beat(worker: str, *silent: str) -> m.AttemptHeartbeat:
+    return m.AttemptHeartbeat(run=RUN, worker=worker, attempts={}, silent=list(silent))
+
+
+def beating(room: Room, seconds: int, **workers: str) -> None:
+    """`workers`: which replica each of them gets no answer from; "": none."""
+    for _ in range(seconds):
+        room.now += 1
+        room.tell(*[beat(worker, *filter(None, [name])) for worker, name in workers.items()])
+
+
+def test_one_that_answers_no_worker_leaves_when_a_version_has_waited_for_it_for_some_seconds(room: Room) -> None:
+    room.tell(applied("dead"))
+    follow(room, 1)
+    beating(room, 3 * int(SILENT_S), w1="dead", w2="")
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"dead", "i"}  # a worker gets answers from it
+    beating(room, 1, w1="dead", w2="dead")
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"i"}
+    beating(room, 1, w1="", w2="dead")  # it was stopped, and goes on
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"dead", "i"}
+
+
+def test_one_that_holds_nobody_up_stays_however_silent(room: Room) -> None:
+    follow(room, 1)
+    beating(room, 3 * int(SILENT_S), w1="i")
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"i"}
+    follow(room, 2)
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"i"}
+
+
+def test_what_a_worker_said_that_is_heard_of_no_more_counts_no_more(room: Room) -> None:
+    room.tell(applied("dead"))
+    follow(room, 1)
+    beating(room, 2 * int(SILENT_S), gone="dead")
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"i"}
+    passing(room, HEARD_S + 1)
+    assert set(room.ws.rotation(room.now, PATIENCE_S)) == {"dead", "i"}
+
+
+def score_all(room: Room, version: int) -> None:
+    """Every attempt that is asked for ends at once, until nothing more is asked for."""
+    while asked := [a for a in room.ws.attempts.values() if a.state is AttemptState.requested]:
+        room.tell(*[room.scored(room.key(attempt), oldest_version=version) for attempt in asked])
+
+
+def test_who_keeps_the_gate_closed_is_named(room: Room) -> None:
+    room.tell(applied("dead"))
+    score_all(room, 0)
+    # 9 groups are ready, of 3 a step: a tenth may be trained in step 4, within the bound of 2 if it is of step 1 or newer.
+    trainer = "the version of step 1; the trainer has been in step 1 since 00:16:40 UTC"
+    assert room.waits == {f"admitting 0: waiting for {trainer}"}
+    numbers = {"version": 0, "oldest": 0, "accepted": 9, "running": 0, "held": 0, "lead": 6, "room": 0}
+    assert room.ws.gate == numbers
+    trained = list(room.ws.waiting)
+    for step in (1, 2, 3):
+        groups = dict.fromkeys(trained[3 * step - 3 : 3 * step], 0)
+        room.tell(m.StepCommitted(run=RUN, incarnation=0, step=step, serial=step, groups=groups))
+        follow(room, step)
+    score_all(room, 3)
+    assert room.waits == {"admitting 0: waiting for replica dead, at version 0, to take a newer version"}
+    room.tell(applied("dead", 3))
+    attempt = room.any()
+    room.tell(m.AttemptClaimed(run=RUN, key=room.key(attempt), worker="w"))
+    room.tell(m.AttemptHeartbeat(run=RUN, worker="w", attempts={attempt.id: (0, 1)}))
+    score_all(room, 3)
+    (waits,) = room.waits
+    assert waits.startswith("admitting 0: waiting for the version of step ")
+    assert f"for attempt {attempt.id}, which would be too old if others overtook it" in waits

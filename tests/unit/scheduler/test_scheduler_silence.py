@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from sqlalchemy import Engine
 
+from shared.contracts import messages as m
 from shared.ledger.transitions import AttemptState
-from tests.unit.scheduler.world import RUN, World, config
+from tests.unit.scheduler.world import REF, RUN, World, config
 
 LEASE_S = 5.0
 
@@ -75,18 +76,64 @@ def finish(world: World, *, graded: bool) -> str:
     return name
 
 
-def test_a_missing_verdict_is_given_up_later_while_nobody_is_graded(world: World) -> None:
+def graded_again(world: World, seconds: float) -> list[m.RolloutFinished]:
+    said: list[m.RolloutFinished] = []
+    until = world.now + seconds
+    while world.now < until:
+        world.now += 1.0
+        outbox = world.desk.handle([], world.now, {}).outbox
+        said += [one.message for _, one in outbox if isinstance(one.message, m.RolloutFinished)]
+    return said
+
+
+def test_a_missing_verdict_is_asked_for_again_later_while_nobody_is_graded_and_nothing_is_sampled_again(
+    world: World,
+) -> None:
     name = finish(world, graded=False)
     grading_s = 600.0
-    let_pass(world, grading_s + 5)
-    assert world.desk.sets[RUN].attempts[name].state is AttemptState.finished
-    let_pass(world, 6 * grading_s)
-    assert world.desk.sets[RUN].attempts[name].epoch == 1
+    assert graded_again(world, 6 * grading_s - 5) == []
+    (again,) = graded_again(world, 10)
+    assert (again.key.attempt, again.key.epoch, again.trajectory) == (name, 0, REF)
+    let_pass(world, 20 * grading_s)
+    attempt = world.desk.sets[RUN].attempts[name]
+    assert (attempt.state, attempt.epoch) == (AttemptState.finished, 0)  # graders that are away say nothing about it
 
 
-def test_a_missing_verdict_is_given_up_in_time_where_others_are_graded(world: World) -> None:
+def test_a_missing_verdict_is_asked_for_in_time_where_others_are_graded_and_given_up_only_after_several_times(
+    world: World,
+) -> None:
     name = finish(world, graded=False)
     world.now += 1.0
     finish(world, graded=True)
+    assert [again.key.attempt for again in graded_again(world, 605)] == [name]
+    assert world.desk.sets[RUN].attempts[name].epoch == 0
+    world.now += 1.0
+    finish(world, graded=True)
+    let_pass(world, 605)
+    finish(world, graded=True)
     let_pass(world, 605)
     assert world.desk.sets[RUN].attempts[name].epoch == 1
+
+
+def test_a_fork_is_no_silence_and_ends_none(world: World) -> None:
+    """The run is loaded again at every life of the trainer. Leases go on meanwhile."""
+    for _ in range(6):
+        let_pass(world, LEASE_S - 3)
+        world.begin_incarnation()
+        while world.inbox:
+            world.schedule()
+    assert states(world)[AttemptState.claimed] == 0
+
+
+@pytest.mark.parametrize("batch_s", [2.9, 3.1, 20.0])
+def test_slow_batches_put_off_no_lease_and_no_grading_limit_without_end(world: World, batch_s: float) -> None:
+    name = finish(world, graded=False)
+    world.now += 1.0
+    finish(world, graded=True)
+    said: list[m.RolloutFinished] = []
+    for _ in range(300):
+        world.now += batch_s
+        outbox = world.desk.handle([], world.now, {}).outbox
+        said += [one.message for _, one in outbox if isinstance(one.message, m.RolloutFinished)]
+    assert states(world)[AttemptState.claimed] == 0
+    assert name in {again.key.attempt for again in said}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from sqlalchemy import Engine, select
 from services.scheduler.audit import audit, counts
 from services.scheduler.desk import Desk
 from services.scheduler.store import Store
+from shared import ledger
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.ledger.models import Event
@@ -29,7 +32,7 @@ troubles = st.builds(
     worker_dies=st.sampled_from([0.0, 0.02, 0.08]),
     grading_fails=st.sampled_from([0.0, 0.05]),
     trainer_dies=st.sampled_from([0.0, 0.02, 0.05]),
-    quarantines=st.sampled_from([0.0, 0.05]),
+    quarantines=st.sampled_from([0.0, 0.2]),
     scheduler_dies=chance,
 )
 
@@ -135,7 +138,7 @@ def test_a_fork_announces_again_what_it_freed_and_what_waits_in_the_ledgers_orde
     world.begin_incarnation()  # step 4 is dead
     dead = {g for g, step in world.trained.items() if step > 3} | {g for g in world.groups}
     assert world.step == 3
-    for _ in range(4):
+    while world.inbox:
         world.schedule()
     said = [one.message for one in world.published[seen:] if isinstance(one.message, m.GroupReady)]
     again = [ready for ready in said if ready.incarnation == world.incarnation]
@@ -226,9 +229,9 @@ def test_a_budget_in_minutes_ends_the_run_and_drops_what_runs(engine: Engine) ->
     world = World(engine, config(minutes=1.0), slow={i: 1000 for i in range(40, 60)}, capacity=200)
     world.start()
     world.run_until("finished", ticks=200)
-    stop = [one.message for one in world.published if one.topic is t.RUNS_CONTROL]
-    assert [control.action for control in stop] == ["stop", "finished"]
-    assert "minutes" in stop[0].reason
+    statuses = [one.message for one in world.published if one.topic is t.RUNS_STATE]
+    assert [one.state for one in statuses] == ["running", "stopping", "finished"]
+    assert "minutes" in statuses[1].reason
     assert world.now - 1000 <= 75
     assert_sound(world)
     cancels = [one.message for one in world.published if isinstance(one.message, m.AttemptCancel)]
@@ -242,13 +245,13 @@ def test_the_clock_of_the_budget_stands_while_the_run_is_paused(engine: Engine) 
     for _ in range(10):
         world.tick()
     requested = counts(engine, RUN)["rollouts.requested"]
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause"))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="pause"))
     for _ in range(300):
         world.tick()
     assert world.state == "paused"
     paused = counts(engine, RUN)["rollouts.requested"]
     assert paused - requested <= 9 * 4  # at most what it asked for before it heard of the pause
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume"))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="resume"))
     world.run_until("finished", ticks=100)
     assert counts(engine, RUN)["rollouts.requested"] > paused
     assert_sound(world)
@@ -321,11 +324,11 @@ def test_deadlines_and_leases_hold_while_a_run_is_paused(engine: Engine) -> None
 def test_a_run_that_is_started_and_paused_at_once_asks_for_nothing(engine: Engine) -> None:
     world = World(engine, config(max_steps=4))
     world.start()
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause"))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="pause"))
     for _ in range(20):
         world.tick()
     assert counts(engine, RUN)["rollouts.requested"] == 0
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", config=world.desk.sets[RUN].head.config))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="resume", config=world.desk.sets[RUN].head.config))
     world.run_until("finished")
     assert world.step == 4
 
@@ -336,7 +339,7 @@ def test_a_finished_run_can_be_resumed_with_a_larger_budget(engine: Engine) -> N
     world.run_until("finished")
     world.run_config = config(max_steps=9)
     larger = m.Ref(key="larger", size=1, checksum="d" * 32)
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", config=larger))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="resume", config=larger))
     world.tick()
     world.run_until("finished")
     assert world.step == 9
@@ -348,11 +351,99 @@ def test_a_stop_by_hand_ends_the_run_and_says_so_once(engine: Engine) -> None:
     world.start()
     for _ in range(12):
         world.tick()
-    world.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="stop", reason="enough"))
+    world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="stop", reason="enough"))
     world.run_until("finished")
-    controls = [one.message for one in world.published if one.topic is t.RUNS_CONTROL]
-    assert [(control.action, control.reason) for control in controls] == [("stop", "enough"), ("finished", "enough")]
+    statuses = [one.message for one in world.published if one.topic is t.RUNS_STATE]
+    assert [(one.state, one.reason) for one in statuses[1:]] == [("stopping", "enough"), ("finished", "enough")]
     assert_sound(world)
+
+
+@pytest.mark.parametrize("step_s", [20.0, 900.0])
+@pytest.mark.parametrize("minutes", [False, True], ids=["by hand", "by its minutes"])
+def test_a_stop_trains_every_complete_group_that_makes_a_step_however_long_steps_take(
+    engine: Engine, step_s: float, minutes: bool
+) -> None:
+    run = config(minutes=8.5 * step_s / 60) if minutes else config()
+    world = World(engine, run, step_s=step_s, duration=(1, 2))
+    world.start()
+    while world.step < 2 or (not minutes and len(world.groups.keys() - world.trained.keys()) < 6):
+        world.tick(2.0)
+    if not minutes:
+        world.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="stop"))
+    for _ in range(int(20 * step_s)):
+        world.tick(2.0)
+        if world.state == "finished" and world.begun is None:
+            break
+    assert world.state == "finished"
+    assert len(world.groups.keys() - world.trained.keys()) < world.run_config.schedule.groups_per_step
+    assert_sound(world)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before any was taken up", "in the middle"])
+def test_a_run_goes_on_whose_outstanding_requests_the_bus_has_lost(engine: Engine, begun: bool) -> None:
+    world = World(engine, config(max_steps=6))
+    world.start()
+    if begun:
+        while world.step < 3:
+            world.tick()
+    world.held = True  # no worker takes anything up
+    for _ in range(60):
+        world.tick()
+    world.running.clear()
+    world.queue.clear()
+    world.held = False
+    while world.queue or world.desk.sets[RUN].waiting:
+        world.tick()
+    for _ in range(20_000):
+        if world.state == "finished":
+            break
+        world.tick(5.0)
+    assert world.step == 6
+    report = audit(engine, RUN, max_staleness=2)
+    assert report.findings == []
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["the trainer lives on", "the trainer restarts"])
+@pytest.mark.parametrize("lost", [1, 4])
+def test_a_ledger_that_lost_its_last_commits_trains_nothing_twice_and_goes_on(
+    engine: Engine, tmp_path: Path, lost: int, restarts: bool
+) -> None:
+    """A database is put back to what it was `lost` steps ago. Nothing that was acknowledged since comes again. The outbox that was
+    put back says once more what it did not know to be sent."""
+    world = World(engine, config(max_steps=16), checkpoint_every=1, seed=3)
+    world.start()
+    problems: dict[str, str] = {}
+
+    def tick() -> None:
+        world.tick()
+        problems.update({ready.group: ready.problem for ready in world.groups.values()})
+
+    while world.step < 5:
+        tick()
+    with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as old:
+        with contextlib.closing(sqlite3.connect(str(engine.url.database))) as new:
+            new.backup(old)
+    while world.step < 5 + lost:
+        tick()
+    while world.inbox:
+        world.schedule()
+    world.engine = ledger.connect(f"sqlite:///{tmp_path / 'old.db'}")
+    said = len(world.published)
+    world.restart()
+    repeated = len([one for one in world.published[said:] if isinstance(one.message, m.RolloutRequested)])
+    if restarts:
+        world.begin_incarnation()
+    for _ in range(2000):
+        tick()
+        if world.state == "finished":
+            break
+    report = audit(world.engine, RUN, max_staleness=2)
+    world.engine.dispose()
+    assert world.step == 16
+    assert {finding.what for finding in report.findings} <= {"steps that the ledger has lost"}
+    assert max(Counter(problems[group] for group in world.trained).values()) == 1
+    requests = [one.message for one in world.published if isinstance(one.message, m.RolloutRequested)]
+    assert len(requests) - len({(r.key.attempt, r.key.epoch) for r in requests}) == repeated
 
 
 def test_the_same_seed_draws_the_same_problems_however_often_the_scheduler_is_restarted(tmp_path: Path) -> None:

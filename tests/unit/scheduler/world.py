@@ -16,9 +16,11 @@ from sqlalchemy import Engine
 
 from services.scheduler.desk import Desk
 from services.scheduler.records import Message
+from services.scheduler.recovery import Checkpointed
 from services.scheduler.store import Store
 from shared.contracts import messages as m
 from shared.contracts import topics as t
+from shared.contracts.life import RunState
 from shared.contracts.run import Ref, RunConfig, ScheduleConfig
 
 RUN = "r-test"
@@ -70,10 +72,12 @@ class World:
     seed: int = 0
     trouble: Trouble = field(default_factory=Trouble)
     problems: int = 400
+    probed: dict[str, tuple[int, int]] = field(default_factory=dict)  # problems that a probe tried -> attempts, solved
     capacity: int = 24  # attempts at a time
     duration: tuple[int, int] = (1, 4)  # ticks of an attempt
     slow: dict[int, int] = field(default_factory=dict)  # the how-manieth claimed attempt -> its ticks
     checkpoint_every: int = 2  # steps: what a dying trainer loses
+    step_s: float = 0.0  # how long a step takes from the moment when its groups are there
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -88,26 +92,50 @@ class World:
         self.refused: list[str] = []
         self.marks: dict[str, int] = {}
         self.offsets = 0
+        self.claims: list[m.IncarnationStarted] = []  # of trainers
         self.desk = self.new_desk()
         # The trainer.
         self.incarnation, self.step, self.serial, self.served = -1, 0, 0, 0
         self.groups: dict[str, m.GroupReady] = {}
         self.trained: dict[str, int] = {}  # in the trainer's present lineage -> step
         self.saved: tuple[int, dict[str, int]] = (0, {})
+        self.saved_by = -1  # the incarnation that wrote it
+        self.practised: dict[str, str] = {}  # problems, trained -> by which group
+        self.aside: set[str] = set()  # what it cannot train
+        self.looked_at: set[str] = set()  # groups of which it decided whether it can
         self.ages: list[int] = []
         self.steps_of: dict[int, int] = {}  # serial -> step, this lineage only
+        self.begun: float | None = None  # when the step in hand began
+        self.mended = -1  # the last version that it published again
+        self.over = False  # the run is finished, as far as the trainer heard
 
     # Lives
 
     def new_desk(self) -> Desk:
-        return Desk(Store(self.engine), lambda ref: self.run_config)
+        return Desk(Store(self.engine), lambda ref: self.run_config, **self.object_store())
+
+    def object_store(self) -> dict[str, Any]:
+        """What a desk reads there."""
+        return {
+            "read_checkpoint": lambda run: self.checkpoint(),
+            "read_begun": lambda run, after: [one for one in self.claims if one.incarnation > after],
+            "read_newest": lambda run, known: max(known, self.serial - 1),
+        }
+
+    def checkpoint(self) -> Checkpointed | None:
+        """What the object store holds."""
+        step, groups = self.saved
+        serial = max((s for s, p in self.steps_of.items() if p <= step), default=0)
+        return Checkpointed(self.saved_by, step, serial, frozenset(groups)) if step else None
 
     def start(self) -> None:
         packs = {f"p{i}": ("debugging", f"cell{i % 17}") for i in range(self.problems)}
         for part in range(0, self.problems, 100):
             some = dict(list(packs.items())[part : part + 100])
-            self.send(t.PROBLEMS_ADMITTED, m.ProblemAdmitted(run=RUN, pack=REF, pack_hidden=REF, problems=some))
-        self.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="start", config=REF))
+            tried = {name: self.probed[name] for name in some if name in self.probed}
+            admitted = m.ProblemAdmitted(run=RUN, pack=REF, pack_hidden=REF, problems=some, probed=tried)
+            self.send(t.PROBLEMS_ADMITTED, admitted)
+        self.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="start", config=REF))
         self.begin_incarnation()
 
     def send(self, topic: t.Topic, message: Any) -> None:
@@ -123,11 +151,11 @@ class World:
 
     def pause(self) -> None:
         self.held = True
-        self.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="pause", by="alice"))
+        self.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="pause", by="alice"))
 
     def resume(self) -> None:
         self.held = False
-        self.send(t.RUNS_CONTROL, m.RunControl(run=RUN, action="resume", by="alice"))
+        self.send(t.RUNS_COMMANDS, m.RunCommand(run=RUN, action="resume", by="alice"))
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -169,10 +197,21 @@ class World:
             match one.message:
                 case m.RolloutRequested():
                     self.queue.append(one.message)
+                case m.RolloutFinished():  # to be graded again
+                    self.send(t.ROLLOUTS_FINISHED, one.message)
+                    self.grade(one.message)
+                case m.RunStatus():
+                    self.over = one.message.state is RunState.finished
+                    if one.message.damaged > self.mended:
+                        self.mended = one.message.damaged
+                        self.publish_policy()  # the same weights, as a base
                 case m.GroupReady() if one.message.incarnation >= self.incarnation:
                     self.groups[one.message.group] = one.message
+                    if one.message.group in self.aside:
+                        self.say_aside(one.message.group)  # as the real one does: the ledger has lost that it said so
                 case m.AttemptCancel(attempt=name, mode="drop"):
-                    self.running.pop(str(name), None)
+                    for held in [held for held in self.running if held.partition("#")[0] == name]:
+                        del self.running[held]
                     self.queue = deque(request for request in self.queue if request.key.attempt != name)
                 case m.AttemptCancel(attempt=name):
                     if name in self.running:
@@ -207,37 +246,53 @@ class World:
 
     def finish(self, running: Running) -> None:
         key, oldest = running.request.key, min(running.versions)
-        effort = m.Effort(thinking_tokens=10, turns=2)
-        solved = self.random.random() < 0.4
-        common: dict[str, Any] = {
-            "trajectory": REF,
-            "effort": effort,
-            "stop": m.StopReason.submitted,
-            "oldest_version": oldest,
-        }
-        reward_config = running.request.reward_config
-        self.send(
-            t.ROLLOUTS_FINISHED,
-            m.RolloutFinished(
-                run=RUN,
-                key=key,
-                reward_config=reward_config,
-                pack_hidden=REF,
-                oldest_kv_version=oldest,
-                newest_version=max(running.versions),
-                worker="w",
-                seconds=1.0,
-                **common,
-            ),
+        finished = m.RolloutFinished(
+            run=RUN,
+            key=key,
+            stop=m.StopReason.submitted,
+            trajectory=REF,
+            effort=m.Effort(thinking_tokens=10, turns=2),
+            reward_config=running.request.reward_config,
+            pack_hidden=REF,
+            oldest_version=oldest,
+            oldest_kv_version=oldest,
+            newest_version=max(running.versions),
+            worker="w",
+            seconds=1.0,
         )
+        self.send(t.ROLLOUTS_FINISHED, finished)
+        self.grade(finished)
+
+    def grade(self, finished: m.RolloutFinished) -> None:
         if self.random.random() < self.trouble.grading_fails:
-            self.send(t.ROLLOUTS_SCORED, m.RolloutFailed(run=RUN, key=key, reason="no sandbox", worker="g"))
+            failed = m.RolloutFailed(
+                run=RUN,
+                key=finished.key,
+                reason="no sandbox",
+                worker="g",
+                trajectory=finished.trajectory,
+                again=self.random.choice(["sample", "grade"]),
+            )
+            self.send(t.ROLLOUTS_SCORED, failed)
             return
-        verdict = m.Verdict(solved=solved, passed=int(solved), total=1)
+        reward = self.verdict(finished)
         scored = m.RolloutScored(
-            run=RUN, key=key, verdict=verdict, reward=float(solved), terms={}, reward_config=reward_config, **common
+            run=RUN,
+            key=finished.key,
+            verdict=m.Verdict(solved=reward > 0, passed=int(reward), total=1),
+            reward=reward,
+            terms={},
+            reward_config=finished.reward_config,
+            trajectory=finished.trajectory,
+            effort=finished.effort,
+            stop=finished.stop,
+            oldest_version=finished.oldest_version,
+            newest_version=finished.newest_version,
         )
         self.send(t.ROLLOUTS_SCORED, scored)
+
+    def verdict(self, finished: m.RolloutFinished) -> float:
+        return float(self.random.random() < 0.4)
 
     # The trainer and the replica
 
@@ -259,12 +314,14 @@ class World:
         self.incarnation += 1
         self.step, self.trained = self.saved[0], dict(self.saved[1])
         self.steps_of = {s: p for s, p in self.steps_of.items() if p <= self.step}
-        self.aside: set[str] = set()  # what it cannot train
+        self.aside.clear()
+        self.looked_at.clear()
+        self.practised = {p: g for p, g in self.practised.items() if g in self.trained}
+        self.begun = None
         self.groups.clear()  # it reads what is announced to it
-        self.send(
-            t.STEPS_COMMITTED,
-            m.IncarnationStarted(run=RUN, incarnation=self.incarnation, step=self.step, parent=parent),
-        )
+        began = m.IncarnationStarted(run=RUN, incarnation=self.incarnation, step=self.step, parent=parent)
+        self.claims.append(began)
+        self.send(t.STEPS_COMMITTED, began)
         self.publish_policy()
 
     def publish_policy(self) -> None:
@@ -285,11 +342,22 @@ class World:
         if self.random.random() < self.trouble.trainer_dies:
             self.begin_incarnation()
             return
-        if self.groups and self.random.random() < self.trouble.quarantines:
-            self.quarantine(self.random.choice(sorted(self.groups.keys() - self.trained.keys()) or [""]))
+        for name in sorted(self.groups.keys() - self.looked_at):  # once for each: else a slow world never fills a step
+            self.looked_at.add(name)
+            if name not in self.trained and self.random.random() < self.trouble.quarantines:
+                self.quarantine(name)
+        for ready in sorted(self.groups.values(), key=lambda g: g.sequence):
+            if self.practised.get(ready.problem, ready.group) != ready.group:
+                self.quarantine(ready.group)  # as the real one does
         done = self.trained.keys() | self.aside
         waiting = sorted((g for g in self.groups.values() if g.group not in done), key=lambda g: g.sequence)
         size = self.run_config.schedule.groups_per_step
+        if self.begun is None and (len(waiting) < size or (self.over and self.step_s)):
+            return
+        self.begun = self.now if self.begun is None else self.begun
+        if self.now - self.begun < self.step_s:
+            return
+        self.begun = None
         if len(waiting) < size:
             return
         self.step += 1
@@ -297,6 +365,7 @@ class World:
         self.ages.append(max(self.age(member.oldest_version) for group in batch for member in group.members))
         for group in batch:
             self.trained[group.group] = self.step
+            self.practised[group.problem] = group.group
         serial = self.serial
         self.publish_policy()
         self.send(
@@ -310,14 +379,17 @@ class World:
             ),
         )
         if self.step % self.checkpoint_every == 0:
-            self.saved = (self.step, dict(self.trained))
+            self.saved, self.saved_by = (self.step, dict(self.trained)), self.incarnation
 
     def quarantine(self, group: str) -> None:
         if group and group not in self.aside:
             self.aside.add(group)
-            word = m.GroupQuarantined(run=RUN, group=group, reason="not finite", incarnation=self.incarnation)
-            self.offsets += 1
-            self.delayed.append(Sent(t.GROUPS_QUARANTINED, word, self.offsets))
+            self.say_aside(group)
+
+    def say_aside(self, group: str) -> None:
+        word = m.GroupQuarantined(run=RUN, group=group, reason="not finite", incarnation=self.incarnation)
+        self.offsets += 1
+        self.delayed.append(Sent(t.GROUPS_QUARANTINED, word, self.offsets))
 
     def age(self, version: int) -> int:
         """Of a token on this lineage, for the step in hand; dead versions are the audit's to judge."""

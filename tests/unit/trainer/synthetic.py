@@ -137,7 +137,8 @@ def group(
                 solved=reward == 1.0,
             )
         )
-    return GroupReady(run=RUN, group=f"g-{number}", problem=f"p-{number}", sequence=number, members=members)
+    named = {"group": f"g-{number}", "problem": f"p-{number}", "sequence": number}
+    return GroupReady(run=RUN, **named, members=members, expected=0.1)
 
 
 def _segment(s: TrainSequence, version: int) -> Segment:

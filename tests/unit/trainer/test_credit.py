@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +14,9 @@ from msgspec.structs import replace
 from services.trainer import credit
 from services.trainer.loss import advantages
 from shared.contracts.messages import AttemptKey, Effort, StopReason
-from shared.contracts.run import Credit
+from shared.contracts.run import Credit, LengthPenalty
 from shared.contracts.trajectory import Segment, Span, Trajectory
+from shared.length import charges, cost, length_penalty
 
 EDIT, SUBMIT, BROKEN, AGAIN, GIVE_UP, CUT = "edit", "submit", "broken", "again", "give up", "cut"
 FAULTS = {AGAIN: "repeated", GIVE_UP: "gave_up", CUT: "endless"}
@@ -173,3 +177,96 @@ def test_rambling_on_after_a_test_that_passed_is_worse_than_submitting() -> None
     """What a turn is compared with must not depend on what it does."""
     (submitted,), (rambled,) = credit.assign([attempt(EDIT, SUBMIT), attempt(EDIT, CUT)], [1.0, 1.0], TURN, lot=0.0)
     assert per_turn(submitted)[1] > 0 > per_turn(rambled)[1]
+
+
+def spending(*turns: tuple[str, int, int], rest: int = 0, weird: int = 0) -> Trajectory:
+    """An attempt whose turns (kind, sampled tokens, tokens of the answer) are counted in its effort. `rest`: tokens of an answer
+    that the segments do not show. `weird`: calls that the effort does not count."""
+    spans, length = [Span(start=0, end=PROMPT, role="prompt")], PROMPT
+    for number, (kind, sampled, answer) in enumerate(turns, 1):
+        final = kind in (SUBMIT, GIVE_UP)
+        for role, size in ((("final" if final else "tool_call"), sampled), ("tool_output", answer)):
+            if size:
+                tool = "submit" if final else "edit"
+                spans.append(
+                    Span(start=length, end=length + size, role=role, turn=number, tool=tool, ok=kind != BROKEN)
+                )
+                length += size
+    mask = np.zeros(length, bool)
+    for span in spans:
+        mask[span.start : span.end] = span.role in ("tool_call", "final")
+    effort = Effort(
+        tool_call_tokens=sum(size for kind, size, _ in turns if kind not in (SUBMIT, GIVE_UP)),
+        final_tokens=sum(size for kind, size, _ in turns if kind in (SUBMIT, GIVE_UP)),
+        tool_output_tokens=sum(answer for _, _, answer in turns) + rest,
+        tool_calls=max(0, sum(size > 0 for _, size, _ in turns) - weird),
+        turns=len(turns),
+    )
+    segment = Segment(
+        tokens=np.zeros(length, np.int32), loss_mask=mask, logprobs=np.zeros(length, np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32), oldest_kv_version=0, spans=spans,
+    )  # fmt: skip
+    return replace(attempt(EDIT), segments=[segment], effort=effort)
+
+
+spent = st.lists(
+    st.tuples(st.sampled_from([EDIT, BROKEN, SUBMIT]), st.integers(1, 300), st.integers(0, 300)), min_size=1, max_size=8
+)
+penalties = st.builds(
+    LengthPenalty,
+    weight=st.floats(0, 10),
+    k=st.floats(0, 100),
+    q=st.floats(0, 4),
+    unit_tokens=st.floats(0.1, 1e4),
+    per_tool_call=st.floats(0, 5),
+    per_turn=st.floats(0, 5),
+)
+
+
+@given(spent, penalties, st.integers(0, 100), st.integers(0, 2), st.randoms())
+def test_turns_are_charged_for_length_what_their_own_effort_added_and_together_the_whole_penalty(
+    turns: list[tuple[str, int, int]], penalty: LengthPenalty, rest: int, weird: int, order: Random
+) -> None:
+    trajectory = spending(*turns, rest=rest, weird=weird)
+    owed = charges(trajectory, penalty)
+    values = list(owed.values())
+    order.shuffle(values)
+    assert sum(values) == length_penalty(trajectory.effort, penalty)  # exactly, in any order
+    assert list(owed) == list(range(1, len(turns) + 1))
+    assert min(values) >= 0
+
+
+def test_a_turn_is_charged_the_step_of_the_curve_that_it_went() -> None:
+    penalty = LengthPenalty(weight=0.1, k=0.5, q=1.0, unit_tokens=10.0, per_tool_call=0.0, per_turn=1.0)
+    owed = charges(spending((EDIT, 20, 10), (EDIT, 40, 0), (SUBMIT, 10, 0)), penalty)
+    steps = [0.0, 3.5, 8.5, 10.5]
+    assert list(owed.values()) == pytest.approx(
+        [0.1 * (cost(b, 0.5, 1.0) - cost(a, 0.5, 1.0)) for a, b in pairwise(steps)], abs=1e-15
+    )
+
+
+def test_the_penalty_lies_on_the_turns_that_spent_and_not_on_the_one_that_solved() -> None:
+    """Before, the whole of it lay on the last changing turn, which with fresh retries sees none of the others."""
+    penalty = LengthPenalty(weight=0.1, k=0.0, unit_tokens=10.0, per_tool_call=0.0, per_turn=0.0)
+    long = spending((EDIT, 100, 0), (EDIT, 10, 0), (SUBMIT, 10, 0))
+    myopic = Credit(per="turn", discount=0.0, faults={})
+    assert credit.turn_returns(long, 1.0, myopic, penalty) == pytest.approx({1: -1.0, 2: 0.9, 3: 0.9})
+    short = spending((EDIT, 10, 0), (SUBMIT, 10, 0))
+    rewards = [1.0 - 1.2, 1.0 - 0.2]
+    first, other = (
+        float(row[PROMPT])
+        for (row,) in credit.assign([long, short], rewards, myopic, lot=0.0, lengths=[penalty, penalty])
+    )
+    assert (first, other) == pytest.approx((-0.95, 0.95))  # the turn that failed, and the one that solved it
+
+
+def test_a_group_that_solved_its_problem_at_a_price_above_the_reward_is_no_failed_group() -> None:
+    penalty = LengthPenalty(weight=1.0, k=0.0, unit_tokens=10.0, per_tool_call=0.0, per_turn=0.0)
+    group = [spending((EDIT, 100, 0), (SUBMIT, 10, 0)), spending((EDIT, 200, 0), (SUBMIT, 10, 0))]
+    found = credit.assign(group, [1 - 11.0, 1 - 21.0], TURN, lot=0.99, lengths=[penalty, penalty])
+    assert all(row.any() for (row,) in found)
+
+
+def test_sampled_tokens_without_spans_are_charged_too() -> None:
+    bare = replace(attempt(EDIT, EDIT, spans=False), effort=Effort(thinking_tokens=4, turns=2))
+    assert sum(charges(bare, LengthPenalty()).values()) == length_penalty(bare.effort, LengthPenalty())

@@ -18,6 +18,7 @@ from etude.demo.prepare import PAUSE_ON
 from services.trainer import checkpoints, groups, masters
 from services.trainer.checkpoints import Superseded
 from services.trainer.config import TrainerSettings
+from services.trainer.ranks import Options
 from services.trainer.service import Service
 from services.trainer.training import Advance, TrainingRun
 from shared import weights
@@ -31,7 +32,7 @@ from shared.contracts.messages import (
     PolicyPublished,
     StepCommitted,
 )
-from shared.contracts.run import RunConfig, TrainConfig
+from shared.contracts.run import Credit, RunConfig, Sampling, TrainConfig
 from shared.contracts.topics import GROUPS_QUARANTINED
 from shared.model import load_checkpoint
 from shared.objects import Objects, ObjectsUnavailable
@@ -48,7 +49,7 @@ def config(objects: Objects, tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
     """Opens the run as a fresh process would."""
-    return lambda: TrainingRun(objects, config, trainer="t", cache=tmp_path / "cache", mtp_stride=1)
+    return lambda: TrainingRun(objects, config, trainer="t", cache=tmp_path / "cache", options=Options(mtp_stride=1))
 
 
 def fetch(objects: Objects, number: int, **options: object) -> groups.LoadedGroup:
@@ -102,6 +103,7 @@ def test_a_commit_names_its_groups_their_ages_and_figures(opened: Open) -> None:
     assert isinstance(committed, StepCommitted)
     assert (committed.step, committed.serial, committed.groups) == (2, 2, {"g-2": 1, "g-3": 1})
     assert committed.metrics["solved_share"] == 0.25
+    assert committed.metrics["solved_gain"] == pytest.approx(0.15)
     assert committed.metrics["reward_mean"] == pytest.approx(0.3)
     assert committed.metrics["replay_replaced_share"] == 0.0
     assert {
@@ -220,7 +222,7 @@ class Shaky:
 def test_a_store_that_fails_now_and_then_costs_no_step_and_no_serial(
     objects: Objects, opened: Open, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    monkeypatch.setattr("services.trainer.training.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("services.trainer.persistence.FIRST_DELAY_S", 0.001)
     training = opened()
     batch = [fetch(objects, i) for i in (0, 1)]
     training.objects = Shaky(objects, after=after)  # type: ignore[assignment]
@@ -242,7 +244,7 @@ def test_a_bus_that_is_away_is_waited_for(objects: Objects, tmp_path: Path, monk
             if self.tries < 3:
                 raise BusUnavailable("no answer")
 
-    monkeypatch.setattr("services.trainer.service.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("services.trainer.announcing.FIRST_DELAY_S", 0.001)
     bus, settings = Away(), TrainerSettings(state=tmp_path)
     health, message = Health("trainer", settings), GroupQuarantined(run=RUN, group="g", reason="r")
 
@@ -313,7 +315,7 @@ def test_what_a_living_trainer_made_durable_while_its_heir_was_opening_is_not_le
             step(living, number)
         return load_checkpoint(*arguments, **options)
 
-    monkeypatch.setattr("services.trainer.training.load_checkpoint", slowly)
+    monkeypatch.setattr("services.trainer.ranks.load_checkpoint", slowly)
     heir = opened()
     assert (heir.step, heir.trained) == (4, living.trained)
     assert full_state(heir) == full_state(living)
@@ -435,6 +437,51 @@ def test_a_damaged_group_is_refused_with_its_reason(objects: Objects, kind: str)
     assert len(str(caught.value)) > 10
 
 
+@pytest.mark.parametrize("field", ["attempt", "epoch", "group", "problem"])
+def test_a_trajectory_of_another_attempt_is_never_trained_with_this_ones_reward(objects: Objects, field: str) -> None:
+    """Its checksum is right: only its own key tells."""
+    ready = group(objects, 3)
+    about_member = {"attempt": {"trajectory": ready.members[2].trajectory}, "epoch": {"epoch": 5}}.get(field, {})
+    about_group = {"group": {"group": "g-9"}, "problem": {"problem": "p-9"}}.get(field, {})
+    members = [*ready.members]
+    members[1] = msgspec.structs.replace(members[1], **about_member)
+    ready = msgspec.structs.replace(ready, members=members, **about_group)
+    with pytest.raises(groups.Untrainable, match=rf"trajectory of another attempt: key.{field}: found .*, allowed: "):
+        groups.load(objects, ready, SHAPE, TrainConfig())
+
+
+def test_groups_that_the_lot_leaves_out_do_not_count_in_the_loss(objects: Objects, opened: Open) -> None:
+    failed = (0.0, 0.0, -0.2, 0.0)
+    train = TrainConfig(credit=Credit(per="turn", failed_share=0.0))
+    out = groups.load(objects, group(objects, 0, rewards=failed), SHAPE, train)
+    assert out.left_out
+    drawn = msgspec.structs.replace(train, credit=Credit(per="turn", failed_share=1.0))
+    assert not groups.load(objects, group(objects, 0, rewards=failed), SHAPE, drawn).left_out
+    assert not groups.load(objects, group(objects, 0, rewards=failed), SHAPE, TrainConfig()).left_out
+    assert not groups.load(objects, group(objects, 1), SHAPE, train).left_out
+    one = groups.load(objects, group(objects, 1), SHAPE, train)
+    alone, together = opened().advance([one]), opened().advance([out, one])
+    assert alone.committed is not None
+    assert together.committed is not None
+    assert together.committed.metrics["loss"] == alone.committed.metrics["loss"]
+    assert together.committed.metrics["attempts"] == 2 * alone.committed.metrics["attempts"]
+
+
+def test_the_normaliser_follows_the_longest_attempt_unless_it_is_set(objects: Objects, tmp_path: Path) -> None:
+    def loss(norm_tokens: float) -> float:
+        train = TrainConfig(learning_rate=0.0, norm_tokens=norm_tokens)
+        config = run_config(objects, tmp_path / "base", train)
+        training = TrainingRun(
+            objects, config, trainer="t", cache=tmp_path / f"cache-{norm_tokens}", options=Options(mtp_stride=1)
+        )
+        result = training.advance([fetch(objects, 0)])
+        assert result.committed is not None
+        return result.committed.metrics["loss"]
+
+    longest = Sampling().max_completion_tokens
+    assert loss(0.0) == loss(float(longest)) == pytest.approx(loss(2.0 * longest) * 2)
+
+
 def test_masters_of_a_checkpoint_round_to_the_version_it_published(objects: Objects, opened: Open) -> None:
     training = opened()
     for number in range(2):
@@ -444,3 +491,15 @@ def test_masters_of_a_checkpoint_round_to_the_version_it_published(objects: Obje
     bits = masters.published_bits(masters.model_from_state(SHAPE, state))
     published = weights.read_manifest(objects, objects.head(f"runs/{RUN}/policies/{manifest.serial:08d}/manifest.json"))
     assert weights.checksum(bits) == published.checksum
+
+
+def test_a_problem_that_was_trained_is_set_aside_when_another_group_of_it_comes(opened: Open) -> None:
+    """A ledger that lost its last commits may draw a problem once more."""
+    training = opened()
+    first, again = fetch(training.objects, 0), fetch(training.objects, 1)
+    again = replace(again, ready=msgspec.structs.replace(again.ready, problem=first.ready.problem))
+    result = training.advance([first, again])
+    assert result.committed is not None
+    assert set(result.committed.groups) == {first.ready.group}
+    (word,) = [said for _, said in result.others if isinstance(said, GroupQuarantined)]
+    assert (word.group, word.reason) == (again.ready.group, f"its problem is trained by {first.ready.group}")

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 from synthetic import SHAPE, policy, sequences
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer import loss, packing, replay
-from services.trainer.engine import Engine
+from services.trainer.engine import BrokenWeights, Engine
 from services.trainer.layout import attend_shared, lay_out
 from services.trainer.masters import published_bits
+from services.trainer.optimiser import Optimiser
 from services.trainer.packing import TrainSequence
 from services.trainer.step import Trainer
 from shared.contracts.run import TrainConfig
 from shared.model import Transformer, causal_rows, published_tensors
+from shared.model.moe import MixtureOfExperts
 from shared.weights.blocks import in_fp8
 from shared.weights.torch_tensors import from_bits
 
@@ -61,6 +64,15 @@ def test_gradients_are_equal_with_and_without_prefix_sharing(seed: int) -> None:
 def test_gradients_do_not_depend_on_how_the_batch_is_cut() -> None:
     model, found = policy(), sequences(np.random.default_rng(7), groups=3, attempts=6)
     assert_close(gradients(model, found, share=True, tokens=25), gradients(model, found, share=True))
+
+
+def test_activations_that_are_computed_again_change_no_number() -> None:
+    model, found = policy(), sequences(np.random.default_rng(5), groups=3, attempts=3)
+    kept = gradients(model, found, share=True)
+    model.recomputes = True
+    model.zero_grad()
+    again = gradients(model, found, share=True)
+    assert all(torch.equal(again[name], kept[name]) for name in kept)
 
 
 def test_the_packed_forward_is_the_plain_causal_forward() -> None:
@@ -162,13 +174,25 @@ def test_with_fp8_a_step_computes_with_what_fp8_engines_compute_with_and_moves_t
         assert torch.isfinite(b).all(), name
         assert not torch.equal(b, c), name
         assert name.endswith("norm.weight") or not torch.equal(a, b), name
-    assert not rounding.emulates_fp8
+    assert rounding.emulates is None
     engine = Engine(policy(), config)
     with engine.forward_weights():
-        assert engine.model.emulates_fp8
+        assert engine.model.emulates == "fp8"
         inside = {name: tensor.clone() for name, tensor in published_tensors(engine.model).items()}
     expected = from_bits(in_fp8(published_bits(policy())))
     assert all(torch.equal(inside[name], expected[name].float()) for name in expected)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_the_reference_computes_under_the_policys_roundings_so_that_equal_weights_have_no_divergence(fp8: bool) -> None:
+    config = msgspec.structs.replace(CONFIG, fp8=fp8, kl=1.0)
+    trainer = Trainer(Engine(policy(), config), config, reference=policy())
+    batch = lay_out(packing.form_units(sequences(np.random.default_rng(0), groups=3), replay=True))
+    with torch.no_grad(), trainer.engine.forward_weights():
+        out = trainer._forward(trainer.engine.model, batch, True)
+        own = trainer._logprobs(trainer.engine.model, out, batch)[0]
+        reference = trainer._reference_logprobs(batch)
+    assert torch.equal(own, reference)
 
 
 def test_with_reward_zero_the_policy_moves_back_to_the_reference() -> None:
@@ -264,12 +288,104 @@ def test_the_rates_fall_to_nothing_over_the_last_part_of_a_run() -> None:
     assert full[2] == half[2] == last[2] > 0  # they follow the policy to the end
 
 
-def test_without_signal_nothing_moves() -> None:
-    found = [
-        replace(s, advantages_T=np.zeros_like(s.advantages_T)) for s in sequences(np.random.default_rng(0), groups=2)
-    ]
-    model = updated(CONFIG, found)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), policy().parameters(), strict=True))
+@pytest.mark.parametrize("stage", [0, 1])
+def test_fresh_moments_are_warmed_up_at_whichever_step_the_run_is(stage: int) -> None:
+    """A run that goes back to a version without a checkpoint has none: Adam's first step moves a weight by its whole rate."""
+    config = msgspec.structs.replace(CONFIG, warmup_steps=4)
+    found = sequences(np.random.default_rng(0), groups=3)
+
+    def moved(step: int) -> float:
+        model, start = policy(), policy()
+        Trainer(Engine(model, config, zero_stage=stage), config).train(found, attempts=12, step=step)
+        return float((model.norm.weight - start.norm.weight).detach().abs().max())
+
+    assert moved(1000) == moved(1) == pytest.approx(config.learning_rate / 4, rel=1e-3)
+
+
+def test_prefixes_that_are_computed_again_in_each_micro_batch_are_not_reported_as_saved() -> None:
+    config = msgspec.structs.replace(CONFIG, micro_batch_tokens=1)  # every branch by itself: nothing is shared
+    metrics = (
+        Trainer(Engine(policy(), config), config).train(sequences(np.random.default_rng(0), groups=3), 12, 1).metrics
+    )
+    assert metrics["prefix_saved_share"] == 0.0
+    whole = msgspec.structs.replace(CONFIG, micro_batch_tokens=10_000)
+    saved = Trainer(Engine(policy(), whole), whole).train(sequences(np.random.default_rng(0), groups=3), 12, 1).metrics
+    assert saved["prefix_saved_share"] > 0.1
+    assert metrics["prefix_lost_share"] == saved["prefix_lost_share"] == 0.0
+
+
+def test_a_loss_is_never_divided_by_nothing() -> None:
+    config = msgspec.structs.replace(CONFIG, norm_tokens=0.0)
+    with pytest.raises(ValueError, match="norm_tokens: found 0; allowed: more than 0"):
+        Trainer(Engine(policy(), config), config)
+
+
+class Ops(TorchDispatchMode):
+    """Names of all operations, of the backward too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_experts_are_combined_without_an_addition_whose_order_cuda_leaves_open() -> None:
+    torch.manual_seed(0)
+    experts = MixtureOfExperts(SHAPE)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(20, 32, requires_grad=True)
+    with Ops() as seen:
+        out, routing = experts(x)
+        out.square().sum().backward()
+    assert "_grouped_mm" in seen.names
+    assert seen.names.isdisjoint({"index_add", "index_add_", "index_put", "index_put_"})
+    parts = []
+    for row, chosen in zip(x, routing.experts_NK, strict=True):
+        scores = (experts.gate.weight @ row).softmax(-1)[chosen]
+        gates = scores / scores.sum()
+        hidden = [torch.nn.functional.silu(g) * u for g, u in ((experts.gate_up[e] @ row).chunk(2) for e in chosen)]
+        parts.append(sum(gate * (experts.down[e] @ h) for gate, e, h in zip(gates, chosen, hidden, strict=True)))
+    plain = torch.stack(parts)
+    assert torch.allclose(out, plain, rtol=1e-4, atol=1e-4)
+    (expected,) = torch.autograd.grad(plain.square().sum(), x)
+    assert torch.allclose(x.grad, expected, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("before", [0, 1], ids=["first-step", "later-step"])
+def test_without_signal_nothing_moves(stage: int, before: int) -> None:
+    """Of a first step without a gradient AdamW has no step count: the last norm's own rate once divided by it, and every weight
+    of the run became NaN."""
+    config = msgspec.structs.replace(CONFIG, last_norm_learning_rate=0.05)
+    found = sequences(np.random.default_rng(0), groups=2)
+    model = policy()
+    trainer = Trainer(Engine(model, config, zero_stage=stage), config)
+    for step in range(before):
+        trainer.train(found, attempts=8, step=1 + step)
+    start = copy.deepcopy(model)
+    trained = trainer.train(
+        [replace(s, advantages_T=np.zeros_like(s.advantages_T)) for s in found], attempts=8, step=1 + before
+    )
+    assert trained.applied
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True))
+    trainer.train(found, attempts=8, step=2 + before)
+    whole = policy()
+    without = Trainer(Engine(whole, config, zero_stage=stage), config)
+    for step in range(before + 1):
+        without.train(found, attempts=8, step=1 + step)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+def test_an_update_that_leaves_a_weight_that_is_not_finite_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = msgspec.structs.replace(CONFIG, last_norm_learning_rate=0.05)
+    monkeypatch.setattr(Optimiser, "_moved", lambda self, before, p, rate: torch.full_like(p, torch.nan))
+    trainer = Trainer(Engine(policy(), config), config)
+    with pytest.raises(BrokenWeights, match=r"step 7: .*'norm\.weight'"):
+        trainer.train(sequences(np.random.default_rng(0), groups=2), attempts=8, step=7)
 
 
 def test_a_group_whose_numbers_are_not_finite_is_left_out_and_named() -> None:
@@ -294,11 +410,12 @@ def test_a_group_that_broke_after_it_had_moved_the_weights_counts_as_trained() -
     assert not trained.bad_groups
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_gradient_that_is_not_finite_moves_nothing(stage: int) -> None:
     found = sequences(np.random.default_rng(0), groups=2)
     model = policy()
     huge = [replace(s, advantages_T=np.full_like(s.advantages_T, 3e38)) for s in found]
-    trained = Trainer(Engine(model, CONFIG), CONFIG).train(huge, attempts=1, step=1)
+    trained = Trainer(Engine(model, CONFIG, zero_stage=stage), CONFIG).train(huge, attempts=1, step=1)
     assert not trained.applied
     for (name, a), b in zip(model.named_parameters(), policy().parameters(), strict=True):
         assert torch.equal(a, b) or name.startswith("mtp_layers")

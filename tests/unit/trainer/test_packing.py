@@ -17,7 +17,7 @@ def test_attempts_of_a_group_share_their_prompt() -> None:
     units = form_units(found, replay=True)
     assert [len(u.sequences) for u in units] == [4, 4, 4]
     assert all(u.prefix == s.context for u in units for s in u.sequences)
-    figures = sharing(units)
+    figures = sharing(units, [units])
     assert figures.lost_to_routing == 0
     assert figures.unshared - figures.fed == sum(3 * u.prefix for u in units)
 
@@ -29,7 +29,7 @@ def test_a_prompt_with_other_routing_is_computed_apart_and_the_loss_reported() -
     found[2] = replace(found[2], experts_TLK=rows)
     units = form_units(found, replay=True)
     assert sorted(len(u.sequences) for u in units) == [1, 3]
-    assert sharing(units).lost_to_routing == units[0].prefix
+    assert sharing(units, [units]).lost_to_routing == units[0].prefix
     assert len(form_units(found, replay=False)) == 1  # without replay the rows do not matter
 
 

@@ -10,10 +10,11 @@ import pytest
 from synthetic import RUN, SHAPE, group, run_config
 
 from services.trainer import checkpoints, groups, masters, rollback
-from services.trainer.rollback import Impossible, Wanted
+from services.trainer.ranks import Options
+from services.trainer.rollback import Impossible
 from services.trainer.training import TrainingRun
 from shared import weights
-from shared.contracts.messages import IncarnationStarted, PolicyPublished, RunControl, StepCommitted
+from shared.contracts.messages import IncarnationStarted, PolicyPublished, Rollback, StepCommitted
 from shared.contracts.run import RunConfig, TrainConfig
 from shared.objects import Objects
 
@@ -29,7 +30,7 @@ def config(objects: Objects, tmp_path: Path) -> RunConfig:
 def opened(objects: Objects, config: RunConfig, tmp_path: Path) -> Open:
     """Opens the run as a fresh process would; `back`: a word that it obeys."""
     return lambda back=None: TrainingRun(
-        objects, config, trainer="t", cache=tmp_path / "cache", mtp_stride=1, back=back
+        objects, config, trainer="t", cache=tmp_path / "cache", options=Options(mtp_stride=1), back=back
     )
 
 
@@ -60,7 +61,7 @@ def test_the_run_goes_on_from_the_version_under_a_new_serial(
     first = opened()
     for number in range(6):
         step(first, number)
-    back = opened(Wanted("word", serial))
+    back = opened(Rollback(serial, "word"))
     assert (back.step, back.mine.incarnation, back.mine.parent) == (serial, 1, 0)
     assert back.trained == {f"g-{i}" for i in range(2 * serial)}
     assert published(objects, 7) == published(objects, serial) == digest(back)
@@ -81,18 +82,18 @@ def test_it_is_done_once_and_a_restart_stays_on_the_new_branch(objects: Objects,
     first = opened()
     for number in range(6):
         step(first, number)
-    word = Wanted("word", 3)
-    assert rollback.pending(objects, RUN, [word]) == word
+    word = Rollback(3, "word")
+    assert rollback.is_pending(objects, RUN, word)
     back = opened(word)
-    assert rollback.pending(objects, RUN, [word]) is None
+    assert not rollback.is_pending(objects, RUN, word)
     step(back, 3)
     again = opened()  # killed before a checkpoint was due
     assert (again.step, again.mine.incarnation, again.mine.parent) == (3, 2, 1)
     assert again.trained == {f"g-{i}" for i in range(6)}
     assert digest(again) == published(objects, 3)
-    assert rollback.pending(objects, RUN, [word]) is None
-    later = Wanted("later", 2)
-    assert rollback.pending(objects, RUN, [word, later]) == later
+    assert not rollback.is_pending(objects, RUN, word)
+    later = Rollback(2, "later")
+    assert rollback.is_pending(objects, RUN, later)
 
 
 def test_a_crash_between_the_claim_and_its_checkpoint_does_it_again(
@@ -101,15 +102,15 @@ def test_a_crash_between_the_claim_and_its_checkpoint_does_it_again(
     first = opened()
     for number in range(4):
         step(first, number)
-    word = Wanted("word", 1)
+    word = Rollback(1, "word")
     with monkeypatch.context() as dying:
         dying.setattr(TrainingRun, "checkpoint", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             opened(word)
-    assert rollback.pending(objects, RUN, [word]) == word
+    assert rollback.is_pending(objects, RUN, word)
     back = opened(word)
     assert (back.step, back.mine.incarnation, back.mine.parent) == (1, 2, 0)
-    assert rollback.pending(objects, RUN, [word]) is None
+    assert not rollback.is_pending(objects, RUN, word)
 
 
 def test_back_across_a_fork_and_to_the_version_that_an_incarnation_began_with(objects: Objects, opened: Open) -> None:
@@ -120,14 +121,14 @@ def test_back_across_a_fork_and_to_the_version_that_an_incarnation_began_with(ob
     assert second.step == 4
     for number in range(4, 6):
         step(second, number)  # serials 7 and 8: steps 5 and 6
-    back = opened(Wanted("a", 7))
+    back = opened(Rollback(7, "a"))
     assert (back.step, back.mine.parent) == (5, 1)
     assert back.trained == {f"g-{i}" for i in range(10)}
-    begun_with = opened(Wanted("b", 6))
+    begun_with = opened(Rollback(6, "b"))
     assert (begun_with.step, begun_with.mine.parent) == (4, 0)
     assert begun_with.trained == {f"g-{i}" for i in range(8)}
     assert digest(begun_with) == published(objects, 4)
-    dead = opened(Wanted("c", 5))  # of the branch that nobody continued
+    dead = opened(Rollback(5, "c"))  # of the branch that nobody continued
     assert (dead.step, dead.mine.parent) == (5, 0)
     assert dead.trained == {f"g-{i}" for i in range(10)}
 
@@ -140,18 +141,11 @@ def test_what_cannot_be_gone_back_to_is_refused_and_claims_nothing(
         step(training, number)
     for serial, why in ((0, "base policy"), (99, "no manifest")):
         with pytest.raises(Impossible, match=why):
-            opened(Wanted("word", serial))
+            opened(Rollback(serial, "word"))
     ref = objects.head(f"runs/{RUN}/policies/{1:08d}/manifest.json")
     old = msgspec.structs.replace(weights.read_manifest(objects, ref), notes={})
     objects.put(ref.key, msgspec.json.encode(old))
     with pytest.raises(Impossible, match="older release"):
-        opened(Wanted("word", 1))
+        opened(Rollback(1, "word"))
     assert len(checkpoints.read_incarnations(objects, RUN)) == 1
     step(training, 3)
-
-
-def test_a_word_without_an_id_or_a_version_is_none() -> None:
-    word = RunControl(run=RUN, action="rollback", serial=3, id="x")
-    assert Wanted.of(word) == Wanted("x", 3)
-    assert Wanted.of(msgspec.structs.replace(word, id="")) is None
-    assert Wanted.of(msgspec.structs.replace(word, serial=None)) is None

@@ -56,6 +56,18 @@ def test_what_a_training_leaves_beside_a_checkpoint_stays_where_it_is(tmp_path: 
     assert sum(1 for _ in objects.list("runs/r/base/")) == 4
 
 
+def test_named_chat_templates_belong_to_a_checkpoint(tmp_path: Path, directory: Path) -> None:
+    objects = connect(f"file:{tmp_path / 'objects'}")
+    more = directory / "additional_chat_templates"
+    more.mkdir()
+    for name in ("tool_use.jinja", ".hidden.jinja", "notes.md", "config.json"):
+        (more / name).write_text(name)
+    for weights in (True, False):
+        ref = upload_directory(objects, f"runs/{weights}/base", directory, weights=weights)
+        copy = download_directory(objects, ref, tmp_path / "cache" / ref.checksum, weights=weights)
+        assert names(copy / "additional_chat_templates") == {"tool_use.jinja"}
+
+
 def test_without_weights_only_what_is_small_is_stored(tmp_path: Path, directory: Path) -> None:
     objects = connect(f"file:{tmp_path / 'objects'}")
     ref = upload_directory(objects, "runs/r/base", directory, weights=False)

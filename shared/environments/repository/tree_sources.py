@@ -1,0 +1,225 @@
+"""Reads a source tree from a folder, an archive, a git repository at a commit, or a git bundle.
+
+From git it reads the tree of one commit, blob by blob: no hook, filter or attribute of the repository runs or changes a byte.
+Submodules are left out, as in a clone without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import zstandard
+
+from shared.environments.repository.trees import (
+    MAX_BYTES,
+    MAX_FILES,
+    File,
+    Link,
+    TreeError,
+    check,
+    from_folder,
+    from_tar,
+)
+
+ALLOWED = "a folder, a .tar, .tar.gz or .tar.zst, a git repository or a git bundle"
+_GIT_S = 600.0  # a bundle of a large repository is indexed first
+_PIECE = 1 << 16
+_NULL = "/dev/null"
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": _NULL,
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone would ask the network
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+
+
+def tree_at(source: Path, commit: str = "") -> dict[str, File | Link]:
+    """Read a tree. `commit`: of a git repository or bundle; empty: the folder as it stands, or a bundle's HEAD. For a folder
+    or an archive without git it is a label and changes nothing. Raises TreeError."""
+    if source.is_dir():
+        if is_repository(source) and (commit or not (source / ".git").exists()):
+            return from_git(source, commit or "HEAD")
+        return from_folder(source)
+    try:
+        with source.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise TreeError(f"{source}: cannot be read ({error.strerror}); allowed: {ALLOWED}") from None
+    if head.startswith(b"# v2 git bundle") or head.startswith(b"# v3 git bundle"):
+        return from_bundle(source, commit or "HEAD")
+    return from_archive(source, head)
+
+
+def is_repository(folder: Path) -> bool:
+    """Return whether the folder is a git repository, bare or with a work tree."""
+    return (folder / ".git").exists() or all((folder / name).exists() for name in ("HEAD", "objects", "refs"))
+
+
+def from_archive(path: Path, head: bytes) -> dict[str, File | Link]:
+    """Read a tar, plain or compressed. `head`: its first bytes. Raises TreeError."""
+    opened: Callable[[IO[bytes]], IO[bytes]]
+    if head.startswith(b"\x1f\x8b"):
+        import gzip
+
+        opened = lambda file: gzip.GzipFile(fileobj=file)  # type: ignore[assignment,return-value]  # noqa: E731
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        opened = lambda file: reader.stream_reader(file, read_across_frames=True)  # noqa: E731
+    elif head[257:262] == b"ustar" or tarfile.is_tarfile(path):
+        opened = lambda file: file  # noqa: E731
+    else:
+        raise TreeError(f"{path}: found no archive that is known, first bytes {head[:8]!r}; allowed: {ALLOWED}")
+    try:
+        with path.open("rb") as raw, opened(raw) as file:
+            return from_tar(iter(lambda: file.read(_PIECE), b""), history=True)
+    except TreeError as error:
+        raise TreeError(f"{path}: {error}") from None
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise TreeError(f"{path}: cannot be read ({error})") from None
+
+
+def from_bundle(path: Path, commit: str) -> dict[str, File | Link]:
+    """Read the tree of a commit that the bundle holds. Raises TreeError."""
+    with unbundled(path) as folder:
+        return from_git(folder, commit, named=path)
+
+
+@contextlib.contextmanager
+def unbundled(path: Path) -> Iterator[Path]:
+    """Yield a bare repository with the bundle's contents; it is removed at the end of the block. Raises TreeError."""
+    with tempfile.TemporaryDirectory(prefix="etude-bundle-") as name:
+        folder = Path(name)
+        _git(folder, "init", "--quiet", "--bare", str(folder), place=folder)
+        # A bundle may name its HEAD; without one, a bundle of a single branch has only one meaning.
+        heads = _git(folder, "bundle", "list-heads", str(path.absolute()), place=path).decode().split("\n")
+        found = {name: commit for commit, _, name in (line.partition(" ") for line in heads) if name}
+        wanted = ["HEAD"] if "HEAD" in found else []
+        _git(folder, "fetch", "--quiet", str(path.absolute()), "+refs/*:refs/*", *wanted, place=path)
+        head = found.get("HEAD") or (next(iter(found.values())) if len(found) == 1 else None)
+        if head:
+            _git(folder, "update-ref", "--no-deref", "HEAD", head, place=path)
+        yield folder
+
+
+def from_git(repository: Path, commit: str, named: Path | None = None) -> dict[str, File | Link]:
+    """Read the tree of a commit. `named`: what errors call the repository; None: its path. Raises TreeError."""
+    place = named or repository
+    sha = resolve(repository, commit, place)
+    tree: dict[str, File | Link] = {}
+    blobs: list[tuple[str, str, str]] = []
+    size = 0
+    for line in _git(repository, "ls-tree", "-r", "-z", "-l", "--full-tree", sha, place=place).split(b"\0"):
+        if not line:
+            continue
+        facts, _, raw = line.partition(b"\t")
+        mode, kind, blob, length = facts.decode().split()
+        if kind != "blob":  # a submodule
+            continue
+        try:
+            path = raw.decode()
+        except UnicodeDecodeError:
+            raise TreeError(f"{place}: commit {sha[:12]}: {raw!r:.200}: is no UTF-8") from None
+        blobs.append((path, mode, blob))
+        size += int(length)
+    if len(blobs) > MAX_FILES or size > MAX_BYTES:
+        raise TreeError(
+            f"{place}: commit {sha[:12]}: found {len(blobs)} files of {size} bytes; allowed: {MAX_FILES} files, {MAX_BYTES} bytes"
+        )
+    for (path, mode, _), data in zip(blobs, _blobs(repository, [blob for _, _, blob in blobs], place), strict=True):
+        if mode == "120000":
+            tree[path] = Link(data.decode("utf-8", "surrogateescape"))
+        else:
+            tree[path] = File(data, mode == "100755")
+    try:
+        check(tree)
+    except TreeError as error:
+        raise TreeError(f"{place}: commit {sha[:12]}: {error}") from None
+    return tree
+
+
+def resolve(repository: Path, commit: str, place: Path | None = None) -> str:
+    """Return the full name of a commit, a branch or a tag. Raises TreeError."""
+    place = place or repository
+    try:
+        found = _git(
+            repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", place=place
+        )
+    except TreeError:
+        raise TreeError(
+            f"{place}: found no commit {commit!r:.80}; allowed: a commit, tag or branch that it holds"
+        ) from None
+    return found.decode().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """`parent`: the only one, or the first."""
+
+    sha: str
+    parent: str
+    message: str
+
+
+def history(repository: Path, commit: str = "HEAD", most: int = 1000) -> list[Commit]:
+    """Return the commits that lead to one, the newest first, along first parents. The first of all and merges are left out.
+    Raises TreeError."""
+    sha = resolve(repository, commit)
+    arguments = ("log", "--first-parent", "--no-merges", f"--max-count={most}", "--format=%H%x00%P%x00%B%x1e", sha)
+    found = []
+    for entry in _git(repository, *arguments, place=repository).decode(errors="replace").split("\x1e"):
+        if entry.strip():
+            own, parents, message = entry.strip().split("\0", 2)
+            if parents:
+                found.append(Commit(own, parents.split()[0], message.strip()))
+    return found
+
+
+def touched(repository: Path, commit: Commit) -> list[str]:
+    """Return the paths that a commit changes. Raises TreeError."""
+    arguments = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", commit.parent, commit.sha)
+    return [
+        path.decode(errors="replace") for path in _git(repository, *arguments, place=repository).split(b"\0") if path
+    ]
+
+
+def _blobs(repository: Path, names: list[str], place: Path) -> Iterator[bytes]:
+    answers = _git(
+        repository, "cat-file", "--batch", place=place, given="".join(f"{name}\n" for name in names).encode()
+    )
+    at = 0
+    for name in names:
+        end = answers.find(b"\n", at)
+        head = answers[at:end].split()
+        if len(head) != 3:
+            raise TreeError(f"{place}: object {name[:12]} is missing (a shallow or partial clone?)")
+        size = int(head[2])
+        yield answers[end + 1 : end + 1 + size]
+        at = end + 1 + size + 1
+
+
+def _git(repository: Path, *arguments: str, place: Path, given: bytes = b"") -> bytes:
+    """Run git on a repository and return what it wrote. Raises TreeError with git's own reason."""
+    command = ["git", "-C", str(repository), "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
+    command += ["-c", f"core.hooksPath={_NULL}", "-c", "protocol.allow=never", "-c", "protocol.file.allow=always"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
+    try:
+        done = subprocess.run(
+            [*command, *arguments], input=given, capture_output=True, env=environment, timeout=_GIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise TreeError(f"{place}: needs the program git, which is not installed here") from None
+    except subprocess.TimeoutExpired:
+        raise TreeError(f"{place}: git {arguments[0]} took more than {_GIT_S:g} s") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().split("\n")[-1]
+        raise TreeError(f"{place}: git {arguments[0]} refused: {reason[:300]}")
+    return done.stdout

@@ -1,0 +1,139 @@
+"""A Docker engine for tests, and an image made from this machine's own programs: nothing is pulled.
+
+DOCKER_HOST names the engine, else the usual socket. Tests are skipped where none answers; ETUDE_TEST_DOCKER=require makes them
+fail. On Debian: apt-get install docker.io, then start `dockerd` as root, or the service docker.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.sandbox import SandboxUnavailable
+from shared.sandbox.bubblewrap import shared_libraries
+from shared.sandbox.containers import bundle, engine, labels, volumes
+from shared.sandbox.containers.sandboxes import ContainerSandboxes
+from shared.sandbox.containers.volumes import Entry
+from tests import missing
+
+COMMAND = "apt-get install docker.io"
+_PROGRAMS = (  # noqa: SIM905 a list of one word a line says no more
+    "bash cat chmod cp cut date dd df echo env expr false find getconf grep gzip head hostname id kill ln ls mkdir mkfifo mknod "
+    "mktemp mount mv nice nohup od pgrep printf ps pwd readlink realpath rm rmdir sed seq setsid sh sha256sum sleep sort stat "
+    "tail tar tee test timeout touch tr true truncate umount uname unshare wc yes"
+).split()
+_PYTHON = "usr/lib/etude-python"
+
+
+@functools.cache
+def absent() -> str:
+    """Return why no engine answers; empty: one does."""
+    try:
+        engine.connect().close()
+    except SandboxUnavailable as error:
+        return str(error)
+    return ""
+
+
+def need() -> None:
+    if why := absent():
+        if os.environ.get("ETUDE_TEST_DOCKER") == "require":
+            pytest.fail(why)
+        missing.skip(["Docker engine"], COMMAND)
+
+
+def sandboxes(**options: Any) -> ContainerSandboxes:
+    """Return the adapter, with the image below for bases that name none."""
+    need()
+    return ContainerSandboxes(image=image(), warm=0, **options)
+
+
+@functools.cache
+def image() -> str:
+    """Return an image with a shell, the usual programs and Python. It is made once per engine, and reaped after a week."""
+    users = Entry("etc/passwd", 0o644, source=b"root:x:0:0:root:/root:/bin/sh\n")
+    return _imported([*_system(_PROGRAMS), users, *_python()])
+
+
+@functools.cache
+def shell_alone() -> str:
+    """Return an image with /bin/sh and its libraries, without even /tmp."""
+    return _imported(_system(["sh"])[:-1])
+
+
+@functools.cache
+def foreign() -> str:
+    """Return an image that says it is for s390x."""
+    layer, packed, name = bytes(10240), io.BytesIO(), "etude-test:s390x"
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    marks = labels.labels("base", seconds=labels.CACHE_S)
+    config = {"architecture": "s390x", "os": "linux", "rootfs": rootfs, "config": {"Labels": marks}}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    files = {"config.json": json.dumps(config), "manifest.json": json.dumps(manifest)}
+    contents = [Entry(path, 0o644, source=text.encode()) for path, text in files.items()]
+    volumes.archive([*contents, Entry("layer.tar", 0o644, source=layer)], packed)
+    found = engine.connect()
+    try:
+        found.client.images.load(packed.getvalue())
+    finally:
+        found.close()
+    return name
+
+
+def _imported(contents: list[Entry]) -> str:
+    name = f"etude-test:{volumes.digest(contents, 'format 2')}"
+    found = engine.connect()
+    try:
+        if found.client.images.list(name=name):
+            return name
+        packed = io.BytesIO()
+        volumes.archive(contents, packed)
+        marks = labels.labels("base", seconds=labels.CACHE_S)
+        changes = [f"LABEL {key}={value}" for key, value in marks.items()]
+        repository, tag = name.split(":")
+        with engine.spoken_for("the image for tests"):
+            found.api.import_image_from_data(packed.getvalue(), repository=repository, tag=tag, changes=changes)
+    finally:
+        found.close()
+    return name
+
+
+def _system(names: Sequence[str]) -> list[Entry]:
+    """Return the programs with their libraries; the last entry is /tmp."""
+    programs = [path for name in names if (path := shutil.which(name, path="/usr/bin:/bin"))]
+    files = {_place(path): Path(os.path.realpath(path)) for path in (*programs, *shared_libraries(tuple(programs)))}
+    links = [
+        Entry(name, 0o777, target=os.readlink(f"/{name}"))
+        for name in ("bin", "lib", "lib64", "sbin")
+        if Path("/", name).is_symlink()
+    ]
+    folders = {str(parent) for path in files for parent in Path(path).parents} - {"."} | {
+        "etc",
+        "root",
+        "usr/bin",
+        _PYTHON,
+    }
+    made = [Entry(path, 0o755) for path in sorted(folders)]
+    sources = [Entry(path, 0o755, source=source) for path, source in sorted(files.items())]
+    return [*made, *links, *sources, Entry("tmp", 0o1777)]
+
+
+def _place(path: str) -> str:
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)).lstrip("/")
+
+
+def _python() -> list[Entry]:
+    """The bundle's interpreter: most images have none, and most attacks are written in Python."""
+    home = f"/{_PYTHON}"
+    start = f'#!/bin/sh\nexec {home}/libraries/loader --library-path {home}/libraries {home}/bin/python3 "$@"\n'
+    found = [Entry(f"{_PYTHON}/{one.path}", one.mode, one.source, one.target) for one in bundle.bundle()]
+    return [*found, Entry("usr/bin/python3", 0o755, source=start.encode())]
