@@ -97,6 +97,8 @@ async def start(plan: Plan, folder: Path, etc: Path, uid: int | None, groups: Se
     process = None
     channel = None
     try:
+        # A new socket has the process's default timeout, and Celery sets that for a while in a thread of its own.
+        theirs.setblocking(True)
         ours.setblocking(False)
         arguments = _arguments(plan, folder, etc, uid, theirs.fileno(), groups, info_write)
         process = await _started(arguments, log, (theirs.fileno(), info_write, *groups))

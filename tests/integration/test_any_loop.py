@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,20 @@ def test_a_caller_that_is_cancelled_is_cancelled(tmp_path: Path) -> None:
         await sandboxes.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_sandbox_opens_though_another_thread_has_set_a_default_timeout(tmp_path: Path) -> None:
+    """Celery sets the process's default timeout for as long as it connects."""
+    sandboxes = AnyLoopSandboxes(BubblewrapSandboxes(tmp_path / "state", warm=0))
+
+    async def scenario() -> None:
+        session = await (await sandboxes.open(Base(), Limits())).session()
+        assert (await session.run("echo here", time_s=60.0)).stdout == b"here\n"
+        await sandboxes.close()
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(1.0)
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 120))
+    finally:
+        socket.setdefaulttimeout(before)

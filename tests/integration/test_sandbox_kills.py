@@ -22,6 +22,7 @@ from shared.sandbox.contract import Cause, CommandResult, Sandbox, Session
 from tests.integration.naive_sandbox import NaiveSandboxes
 from tests.integration.sandbox_attacks import (
     LIMITS,
+    TIME_S,
     World,
     adapters,
     cgroups_of,
@@ -276,6 +277,26 @@ def test_nothing_is_left_and_the_next_command_works(world: World, kill: Kill) ->
     except SandboxUnavailable as error:
         world.runner.run(world.renew())
         pytest.fail(f"the sandbox was lost by its own doing: {error}")
+
+
+def test_a_chain_of_forks_ends_with_its_script(world: World) -> None:
+    """Each link forks the next and ends, so that no link lives long enough to be looked at."""
+    chain = (
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nend = time.monotonic() + 60\n"
+        'while time.monotonic() < end:\n    open("beat", "w").close()\n    if os.fork(): os._exit(0)'
+    )
+    script = f"python3 -ISc '{chain}' @mark@ & wait; sleep 600"
+
+    async def scenario() -> None:
+        session = await world.mine.session()
+        result = await session.run(world.text(script), time_s=PYTHON_S)
+        assert result.cause == Cause.time_limit
+        assert await works(session)
+        beat = await session.run("rm -f beat; sleep 0.5; test -e beat", time_s=TIME_S)
+        assert beat.exit_code == 1
+        await session.close()
+
+    world.runner.run(scenario())
 
 
 @pytest.mark.parametrize("name", DAEMONS)

@@ -104,7 +104,8 @@ async def opened(connection: socket.socket, keep: object) -> Stream:
 def _relayed(remote: ssl.SSLSocket | Any) -> socket.socket:
     """Return one end of a pair whose other end two threads connect with `remote`."""
     own, other = socket.socketpair()
-    remote.settimeout(None)
+    for end in (other, remote):  # a new socket has the process's default timeout
+        end.settimeout(None)
 
     def copy(receive: Any, send: Any) -> None:
         with contextlib.suppress(OSError, ValueError):

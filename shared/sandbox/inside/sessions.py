@@ -19,6 +19,7 @@ from shared.sandbox.inside import cell, shell, tree
 from shared.sandbox.inside.cells import HARD_S, READ, WRITE, Cell, some
 
 _SOFT_S = 0.5  # for a script that was interrupted to come back to the shell
+_CLEAR_S = 2.0  # for the kernel to end what an interrupted script has left
 _DRAIN = 1 << 20  # the most that a pipe can hold
 _MAX_ORDER = 1 << 15  # what a pipe surely takes at once
 _CROWDED = 0.75  # of the limit on processes: then the session is ended
@@ -198,17 +199,33 @@ class Session(Cell):
         tree.send(new, signal.SIGINT)
 
     def _came_back(self, script: _Script) -> None:
-        """The interrupted shell takes input again: kill what else the script started, and see whether the shell is well."""
-        for _ in range(20):
-            table = tree.read_below(self.pid)
-            new = {pid for pid in tree.below(table, self.pid, self._spared) if not table[pid].zombie}
-            new -= {self._shell(table)}
-            if not new:
-                break
-            tree.send(new, signal.SIGKILL)
+        """The interrupted shell takes input again: kill what else the script started, and see whether the shell is well. Where the
+        script's processes fork faster than they are killed, end the session."""
+        if not self._killed_rest():
+            self._end(script)
+            return
         script.phase, self.deadline = "sync", time.monotonic() + _SOFT_S
         script.mark, script.told = os.urandom(12).hex(), b""
         self._type(b"command printf '%s 0\\n' " + script.mark.encode() + b" >&9\n")
+
+    def _killed_rest(self) -> bool:
+        """Kill all but the shell and the spared. Return whether none is left."""
+        deadline = time.monotonic() + _CLEAR_S
+        while time.monotonic() < deadline:
+            table = tree.read_below(self.pid)
+            new = {pid for pid in tree.below(table, self.pid, self._spared) if not table[pid].zombie}
+            new -= {self._shell(table)}
+            if not new and not self._missed(table):
+                return True
+            tree.send(new, signal.SIGSTOP)  # first: what is stopped does not fork while the others are killed
+            tree.send(new, signal.SIGKILL)
+            time.sleep(0.001)  # for the kernel to end them
+        return False
+
+    def _missed(self, table: dict[int, tree.Process]) -> bool:
+        """Return whether the table lacks processes: what forks and ends while it is read is in no table, but its child is at every
+        moment one of the shell's or, once its parent has ended, of the keeper's. So the shell is asked first."""
+        return any(pid not in table for parent in (self._shell(table), self.pid) for pid in tree.children(parent))
 
     def _end(self, script: _Script) -> None:
         script.phase, self.deadline = "hard", time.monotonic() + HARD_S

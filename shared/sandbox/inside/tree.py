@@ -38,14 +38,14 @@ def read_below(root: int, proc: str = "/proc") -> dict[int, Process]:
     found = {root: first}
     waiting = [root]
     while waiting:
-        for pid in _children(waiting.pop(), proc):
+        for pid in children(waiting.pop(), proc):
             if pid not in found and (process := look(pid, proc)) is not None:
                 found[pid] = process
                 waiting.append(pid)
     return found
 
 
-def _children(pid: int, proc: str) -> list[int]:
+def children(pid: int, proc: str = "/proc") -> list[int]:
     """Return the children of all threads of a process."""
     try:
         threads = os.listdir(f"{proc}/{pid}/task")

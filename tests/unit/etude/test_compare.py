@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from etude.cli import app
 from etude.commands import register
-from etude.compare import rows
-from etude.evaluate import _kept
+from etude.compare import PER_PROBLEM, rows
+from shared.output import with_rows
 from shared.problems import Case, FunctionHidden, FunctionProblem
 from shared.statistics import paired_difference
 
@@ -30,7 +30,7 @@ def measured(path: Path, solved: dict[str, int], expected: str = "1", **changed:
     """Figures as `etude eval --json` writes them, of 4 attempts a problem."""
     row = {"samples": 4, "first_edit": 0, "tokens": 40, "greedy": True, "errors": 0, "attempts": [{}], **changed}
     report = {"problems": {name: {**row, "solved": count} for name, count in solved.items()}}
-    path.write_text(_kept(FIGURES, rows(report, [pair(name, expected) for name in solved])))
+    path.write_text(with_rows(FIGURES, PER_PROBLEM, rows(report, [pair(name, expected) for name in solved])))
     return path
 
 
