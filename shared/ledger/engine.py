@@ -34,7 +34,8 @@ ALIVE = {
     "tcp_user_timeout": 8000,  # milliseconds without an acknowledgement of what was sent
 }
 _END_SILENT = text(
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' "
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE (state LIKE 'idle in transaction%' OR state = 'active' AND wait_event = 'ClientRead') "
     "AND clock_timestamp() - state_change > make_interval(secs => :seconds) AND pid <> pg_backend_pid() "
     "AND pid IN (SELECT pid FROM pg_locks WHERE relation = to_regclass(:table) AND granted AND mode <> 'AccessShareLock' "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
@@ -93,9 +94,10 @@ def _hurried(connection: Connection) -> None:
 def end_silent(connection: Connection, table: str) -> int:
     """End the sessions that hold a row of `table` in a transaction whose client has said nothing for FROZEN_S. Return how many.
 
-    PostgreSQL's own idle_in_transaction_session_timeout ends most of them. It does not end a client that fell silent after a batch
-    of statements: psycopg's executemany closes a batch with libpq's flush request, and that stops the server's clock. Return 0 on
-    SQLite, where the lock goes with the process."""
+    PostgreSQL's own idle_in_transaction_session_timeout ends most of them. It does not end a client that fell silent within a batch
+    of statements, whose session still counts as active while the server waits for the rest, nor after one: psycopg's executemany
+    closes a batch with libpq's flush request, and that stops the server's clock. Return 0 on SQLite, where the lock goes with the
+    process."""
     if connection.dialect.name != "postgresql":
         return 0
     return len(connection.execute(_END_SILENT, {"table": table, "seconds": FROZEN_S}).all())

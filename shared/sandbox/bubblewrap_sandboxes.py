@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared import namespaces
-from shared.sandbox import SandboxUnavailable, archives, bubblewrap, cgroups, folders, gateway, owners
+from shared.sandbox import SandboxUnavailable, archives, bubblewrap, cgroups, folders, gateway, owners, starvation
 from shared.sandbox.bubblewrap_machine import GATE, HOME, Plan
 from shared.sandbox.bubblewrap_place import Place, copy_written, free_bytes, put_back, set_limits, used_bytes
 from shared.sandbox.channel import ChannelProgram, ChannelSession, Inside
@@ -78,7 +78,8 @@ class BubblewrapSandbox:
         self._gateway = gateway
         self._snapshots = itertools.count()
         self._closed = False
-        self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._end_in_time())]
+        works = (self._watch_disk(), self._watch_memory(), self._end_in_time())
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     @property
     def decisions(self) -> Sequence[Decision]:
@@ -167,6 +168,11 @@ class BubblewrapSandbox:
             answer, _ = await self.inside.channel.ask({"do": "held"})
             used += int(answer["bytes"])
         return used
+
+    async def _watch_memory(self) -> None:
+        while self._place.group is not None:
+            await asyncio.sleep(starvation.LOOK_S)
+            self._place.group.relieve(time.monotonic())
 
     async def _watch_disk(self) -> None:
         """End the commands that fill the disk. The disk's free space says cheaply when a look at every file is due."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.sandbox.channel import Counts
+from shared.sandbox.inside import tree
+from shared.sandbox.starvation import Starvation
 
 PREFIX = "etude-sandbox-"
 _END_S = 5.0
@@ -122,12 +124,15 @@ class Group:
         self._place, self.folders = place, folders(place, name)
         self._fds: list[int] = []
         self._limit = 0
-        self._memory = self._forks = self._full = -1
+        self._starvation = Starvation()
+        self._relieved = 0  # processes that `relieve` has killed
+        self._memory = self._forks = self._full = self._use = -1
         try:
             for folder in self.folders:
                 folder.mkdir()
             self._memory = self._counter(place.memory, name, "memory.events", "memory.oom_control")
             self._full = self._counter(place.memory, name, "memory.events", "memory.max_usage_in_bytes")
+            self._use = self._counter(place.memory, name, "memory.stat", "memory.stat")
             self._forks = self._counter(place.processes, name, "pids.events", "pids.events")
         except BaseException:
             self.remove()
@@ -163,7 +168,25 @@ class Group:
             full = _number(self._full, b"oom")
         elif self._full >= 0 and _number(self._full, b"") < _MET * self._limit:
             full = 0
-        return Counts(_number(self._memory, b"oom_kill"), _number(self._forks, b"max"), full)
+        memory = _number(self._memory, b"oom_kill") + self._relieved
+        return Counts(memory, _number(self._forks, b"max"), None if full is None else full + self._relieved)
+
+    def relieve(self, now: float) -> None:
+        """Kill the largest process of a group that starves, as the kernel does where memory runs out. `now`: seconds."""
+        held, faults = (b"anon", b"pgmajfault") if self._place.version == 2 else (b"total_rss", b"total_pgmajfault")
+        if self._starvation.look(now, _number(self._use, held), self._limit, _number(self._use, faults)):
+            looks = {pid: found for pid in self._pids() if (found := tree.look(pid)) is not None}
+            if looks:
+                tree.send([max(looks, key=lambda pid: looks[pid].resident)], signal.SIGKILL)
+                self._relieved += 1
+
+    def _pids(self) -> list[int]:
+        memory = self._place.memory
+        own = next((folder for folder in self.folders if folder.parent == memory), None)
+        try:
+            return [] if own is None else [int(word) for word in (own / "cgroup.procs").read_text().split()]
+        except (OSError, ValueError):
+            return []
 
     def remove(self) -> None:
         """Kill what is left in the group, and remove it. Repeating it does nothing."""
