@@ -27,10 +27,7 @@ demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --m
 	@$(BIN)/etude demo $(DEMO)
 
 test: setup      ## the tests (at most 60 minutes); PYTEST="-k bus"
-	@# Three at a time on two cores, since many wait. The mark `alone` comes after them. 5: none was chosen.
-	@export OMP_NUM_THREADS=1; $(BIN)/pytest tests -n 3 --dist loadfile -m "not nightly and not alone" $(PYTEST); most=$$?; \
-	  [ $$most -ne 2 ] || exit 2; $(BIN)/pytest tests -m "alone and not nightly" $(PYTEST); alone=$$?; \
-	  for code in $$most $$alone; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; [ $$most$$alone != 55 ]
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.run $(PYTEST)
 
 servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
 	@$(BIN)/python -m infra.servers up

@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from services.scheduler.audit import Report
 from tests.chaos.__main__ import END_WITHIN_S, arguments, strike
 from tests.chaos.damage import damage
 from tests.chaos.platform import MODULES, running, until
 from tests.chaos.report import show, sound
+from tests.failures import AuditFailed
 from tests.servers import own_platform
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
 NIGHTLY = pytest.mark.nightly
+
+
+def require_sound(report: Report | None, console: Console) -> None:
+    if report is not None and not report.sound:
+        raise AuditFailed(console.export_text(clear=False))
 
 
 @pytest.fixture
@@ -43,6 +50,7 @@ def test_a_run_that_is_struck_loses_nothing_and_goes_on(what: str, tmp_path: Pat
     console = Console(record=True, width=160)
     outcomes, report, trouble = asyncio.run(strike(arguments(what.split()), tmp_path / "state", console))
     show(outcomes, report, trouble, console)
+    require_sound(report, console)
     assert sound(outcomes, report, trouble), console.export_text()
 
 
@@ -57,6 +65,7 @@ def test_a_run_whose_newest_version_is_damaged_for_good_or_lost_goes_on_by_itsel
             await platform.stop_run(END_WITHIN_S)
             report = platform.audit()
         show(outcomes, report, "", console)
+        require_sound(report, console)
         assert sound(outcomes, report), console.export_text()
 
     console = Console(record=True, width=160)

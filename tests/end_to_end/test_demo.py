@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.end_to_end.problems import write
+from tests.failures import AuditFailed
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,6 +32,12 @@ def _demo(*arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+def require_sound(report: dict[str, Any]) -> None:
+    found = {name: report[name] for name in ("lost", "trained_twice", "staleness_violations")}
+    if any(found.values()):
+        raise AuditFailed(str(found))
+
+
 def _steps(state: Path) -> int:
     """Steps that the trainer has logged so far."""
     log = state / "logs" / "trainer.log"
@@ -40,7 +48,7 @@ def _steps(state: Path) -> int:
 @pytest.mark.parametrize("victim", ["trainer"])
 def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_path: Path, victim: str) -> None:
     write(tmp_path / "problems.jsonl", per_function=16)
-    command = _demo("--steps", "12", "--eval-problems", "6")
+    command = _demo("--steps", "12", "--eval-problems", "6", "--base-port", "0")
     with (tmp_path / "demo.log").open("w") as log:
         demo = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         killed = False
@@ -61,12 +69,13 @@ def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_p
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert compared["engine"] is compared["chain"] is True
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [report[k] for k in ("lost", "trained_twice", "staleness_violations")] == [0, 0, 0]
+    require_sound(report)
     assert report["steps"] >= 12
     assert report["counts"]["bus"] == report["counts"]["ledger"]
     assert report["before"]["problems"] == report["after"]["problems"] == 6
     audit = _etude("ledger", "audit", report["run"], cwd=tmp_path)
-    assert audit.returncode == 0, audit.stdout + audit.stderr
+    if audit.returncode != 0:
+        raise AuditFailed(audit.stdout + audit.stderr)
 
 
 def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) -> None:
@@ -102,6 +111,6 @@ def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) 
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["run"] == memory["run"]
-    assert [report[k] for k in ("lost", "trained_twice", "staleness_violations")] == [0, 0, 0]
+    require_sound(report)
     assert report["steps"] >= 5
     assert report["before"]["problems"] == report["after"]["problems"] == 3

@@ -29,6 +29,7 @@ from shared.contracts.topics import POLICIES_APPLIED, POLICIES_PUBLISHED, RUNS_S
 from shared.model import ModelConfig, Transformer, causal_rows, load_checkpoint, save_checkpoint
 from shared.weights import Version, publish
 from shared.weights.checkpoint_objects import upload_directory
+from tests.patience import patient
 from tests.ruling import status
 
 START_S = 180  # on a machine that is busy with something else
@@ -105,7 +106,7 @@ class Platform:
     async def applied(self, serial: int, *, ok: bool = True, after: int = 0) -> tuple[PolicyApplied, int]:
         """Waits for the announcement; returns it with how many were seen before it. Skips the first `after`."""
         seen = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             async for delivery in self.bus.deliveries([POLICIES_APPLIED], group=None, max_in_flight=16):
                 delivery.done()
                 seen += 1
@@ -172,7 +173,7 @@ def run(test: Any, tmp_path: Path) -> None:
         finally:
             await platform.bus.close()
 
-    asyncio.run(asyncio.wait_for(body(), 120))
+    asyncio.run(asyncio.wait_for(body(), patient(120)))
 
 
 async def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -183,7 +184,7 @@ async def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

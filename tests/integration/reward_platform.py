@@ -46,6 +46,7 @@ from shared.sandbox import connect as connect_sandbox
 from shared.sandbox.pool import FunctionPool
 from shared.sandbox.slot import Nursery, Slot
 from shared.telemetry import Health
+from tests.patience import patient
 from tests.ruling import status
 
 FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
@@ -181,7 +182,7 @@ class Platform:
                 await asyncio.sleep(0.02)
 
     async def until_acknowledged(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             while (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

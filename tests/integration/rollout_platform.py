@@ -36,6 +36,7 @@ from shared.renderers.formats.compact_1 import Compact
 from shared.renderers.registry import load_renderer
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
+from tests.patience import patient
 
 RUN, LAYERS, K, EXPERTS = "r-test", 2, 2, 4
 Policy = Callable[[list[int]], list[int]]
@@ -250,7 +251,7 @@ class Platform:
     ) -> list[Any]:
         """The first `count` messages of a topic for which `until` holds, from its beginning."""
         found: list[Any] = []
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(patient(seconds)):
             async for delivery in self.bus.deliveries([topic], None, 64):
                 delivery.done()
                 if until(delivery.message):
@@ -261,7 +262,7 @@ class Platform:
 
     async def acknowledged(self, topic: topics.Topic, group: str) -> None:
         """Until the group has acknowledged all of the topic."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while sum((await self.bus.lag([topic], group)).values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -301,6 +302,6 @@ async def platform(state: Path, checkpoint: Path) -> AsyncIterator[Platform]:
 
 
 async def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(patient(seconds)):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -15,6 +15,7 @@ import pytest
 from services.inference.service import Inference
 from tests.integration import fake_sglang
 from tests.integration.engine_platform import Platform, ask, run
+from tests.patience import patient
 
 SERVER = "services.inference.sglang.server"
 
@@ -56,7 +57,7 @@ class World:
         return (await ask((await ask(replica.health.url, "/server_info"))[1]["url"], "/server_info"))[1]
 
     async def waits(self, replica: Inference, text: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while True:
                 found = (await ask(replica.health.url, "/readyz"))[1]["waits"]
                 if any(text in wait["waits_on"] for wait in found):
@@ -64,7 +65,7 @@ class World:
                 await asyncio.sleep(0.05)
 
     async def ready(self, replica: Inference) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while (await ask(replica.health.url, "/readyz"))[0] != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
