@@ -4,6 +4,8 @@ BIN := .venv/bin
 DEMO ?=
 BASE ?=
 PYTEST ?=
+# Not empty: the environment is there, and set-up is not asked again.
+READY ?=
 CHAOS ?=
 REHEARSE ?=
 # Packages beside which problems would be mined lie here, and see those of .venv.
@@ -14,14 +16,14 @@ TRL := .cache/trl
 AGENTS := .cache/agents
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz renderers trl agents chaos chart images images-local rehearse reference base pack corpus smollm \
+.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \
         bench lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 14
 
 setup:           ## environment, packages, sandbox tools
-	@$(PYTHON) infra/setup.py
+	@[ -n "$(READY)" ] || $(PYTHON) infra/setup.py
 
 demo: setup      ## watch a small model learn to repair code; DEMO="--seed 2 --minutes 5"
 	@$(BIN)/etude demo $(DEMO)
@@ -41,22 +43,31 @@ chaos: pack servers  ## strike a run on the real servers 100 times, audit its le
 sglang: setup    ## the real SGLang on this machine's CPU, in an environment of its own (6 GB); the tests use it when it is there
 	@$(BIN)/python -m infra.sglang_cpu
 
-fuzz: setup      ## schemathesis against the services' HTTP, in an environment of its own (ETUDE_FUZZ_CASES)
-	@[ -x $(FUZZ)/bin/schemathesis ] || { $(BIN)/python -m venv $(FUZZ) && $(BIN)/python -c "$(PACKAGES)" > \
-	  "$$($(FUZZ)/bin/python -c "$(PACKAGES)")/etude.pth" && $(FUZZ)/bin/pip install -q schemathesis==4.32.5; }
+# Each names all that it installs, for what is there already comes from .venv; a changed list installs anew.
+$(FUZZ)/ready: tests/fuzz.txt | setup
+	@$(BIN)/python -m venv $(FUZZ) && $(BIN)/python -c "$(PACKAGES)" > \
+	  "$$($(FUZZ)/bin/python -c "$(PACKAGES)")/etude.pth" && $(FUZZ)/bin/pip install -q --no-deps -r $< && touch $@
+
+$(TRL)/ready: tests/trl.txt | setup
+	@$(BIN)/python -m venv $(TRL) && $(BIN)/python -c "$(PACKAGES)" > \
+	  "$$($(TRL)/bin/python -c "$(PACKAGES)")/etude.pth" && $(TRL)/bin/pip install -q --no-deps -r $< && touch $@
+
+fuzz-ready: $(FUZZ)/ready
+
+trl-ready: $(TRL)/ready
+
+fuzz: fuzz-ready ## schemathesis against the services' HTTP, in an environment of its own (ETUDE_FUZZ_CASES)
 	@ETUDE_TEST_FUZZ=require OMP_NUM_THREADS=1 PYTHONPATH=. $(FUZZ)/bin/python -m pytest tests/integration/test_engine_fuzz.py \
 	  tests/integration/test_console_fuzz.py
 
 renderers: setup ## the chat renderers against published templates and the package renderers, in an environment of its own (ETUDE_CONVERSATIONS)
-	@[ -d $(RENDERERS)/bin ] || { $(BIN)/python -m venv $(RENDERERS) && $(BIN)/python -c "$(PACKAGES)" > \
+	@[ -e $(RENDERERS)/ready ] || { $(BIN)/python -m venv $(RENDERERS) && $(BIN)/python -c "$(PACKAGES)" > \
 	  "$$($(RENDERERS)/bin/python -c "$(PACKAGES)")/etude.pth" && $(RENDERERS)/bin/pip install -q renderers==0.1.12 httpx==0.28.1 && \
-	  $(RENDERERS)/bin/pip install -q --no-deps trl==1.16.0; }
+	  $(RENDERERS)/bin/pip install -q --no-deps trl==1.16.0 && touch $(RENDERERS)/ready; }
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(RENDERERS)/bin/python -m pytest tests/unit/renderers \
 	  tests/unit/inference/test_chat_templates.py --timeout=3000
 
-trl: setup       ## the trainer's gradient against TRL's GRPOTrainer, in an environment of its own
-	@[ -d $(TRL)/bin ] || { $(BIN)/python -m venv $(TRL) && $(BIN)/python -c "$(PACKAGES)" > \
-	  "$$($(TRL)/bin/python -c "$(PACKAGES)")/etude.pth" && $(TRL)/bin/pip install -q --no-deps -r tests/trl.txt; }
+trl: trl-ready   ## the trainer's gradient against TRL's GRPOTrainer, in an environment of its own
 	@ETUDE_TEST_TRL=require OMP_NUM_THREADS=1 PYTHONPATH=. $(TRL)/bin/python -m pytest tests/unit/trainer/test_trl.py -n0
 
 agents: setup    ## mini-swe-agent and verifiers as PyPI has them, through the recording endpoint, in environments of their own
@@ -76,10 +87,8 @@ lint: setup      ## ruff, types, and who may import whom
 format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-ci: setup        ## what every change must pass, real servers, SGLang and schemathesis included (at most 70 minutes)
-	@$(MAKE) --no-print-directory -j2 -O lint sglang fuzz trl servers && \
-	  ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
-	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
+ci: setup        ## what every change must pass, real servers, SGLang and schemathesis included (half an hour)
+	@ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(BIN)/python -m tests.ci
 
 nightly: ci bench chart renderers agents  ## long kills, soaks, full benchmarks
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600

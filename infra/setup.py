@@ -30,6 +30,7 @@ from etude import room  # noqa: E402  (standard library only, too)
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 OLD = ROOT / ".venv.old"
+UV = "0.13.9"
 STAMP = VENV / ".etude-stamp"
 EXTRAS = "all,test"
 SUPPORTED = ((3, 11), (3, 12))
@@ -138,11 +139,13 @@ def uv() -> "list[str]":
     found = shutil.which("uv")
     if found:
         return [found]
-    own = ROOT / ".cache" / "uv-venv"
+    own = ROOT / ".cache" / f"uv-{UV}"
     if not (own / "bin" / "uv").exists():
         say("installing uv")
         subprocess.run([sys.executable, "-m", "venv", str(own)], check=True)
-        subprocess.run([str(own / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", "uv"], check=True)
+        subprocess.run(
+            [str(own / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", f"uv=={UV}"], check=True
+        )
     return [str(own / "bin" / "uv")]
 
 

@@ -1,34 +1,32 @@
-"""For all tests: shared fixtures; and how long an example takes on a busy machine says nothing about the code."""
+"""For all tests: shared fixtures; how long they may take, and in which order they run."""
 
-import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.failures import Failures
+from tests.failures import pytest_addoption, pytest_configure
 from tests.missing import pytest_terminal_summary
+from tests.order import LongFilesFirst, by_length, is_worker
 from tests.patience import limit
 from tests.servers import platform_stores
 
-__all__ = ["platform_stores", "pytest_terminal_summary"]
+__all__ = ["platform_stores", "pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
 
+# How long an example takes on a busy machine says nothing about the code.
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--failures", help="file for what failed, and why (tests/run.py)")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    file = config.getoption("--failures")
-    if file and "PYTEST_XDIST_WORKER" not in os.environ:  # workers tell the process that started them
-        config.pluginmanager.register(Failures(Path(file)))
+@pytest.hookimpl(optionalhook=True)  # where xdist is not loaded nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongFilesFirst | None:
+    return LongFilesFirst(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_worker():
+        by_length(items)
     for item in items:
         marker = item.get_closest_marker("timeout")
         given = float(marker.args[0]) if marker and marker.args else float(config.getoption("timeout") or 0)

@@ -1,11 +1,14 @@
-"""What failed, written to the file that `pytest --failures FILE` names, for `tests.run`."""
+"""What failed, and how long each test took, written to the file that `pytest --outcomes FILE` names, for `tests.run`."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 # Why a test gets no second chance.
 COLLECTION, CRASH, AUDIT = "not collected", "its worker died", "an audit failed"
@@ -15,29 +18,44 @@ class AuditFailed(AssertionError):
     """Something was lost or trained twice, or was too old: a second run proves nothing about the first."""
 
 
-class Failures:
-    """Collects the first failure of each test. A plugin of the process that writes the report, also of its workers' tests."""
+class Outcomes:
+    """Collects the first failure of each test, and its seconds: a plugin of the process that writes the report, not of workers."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._found: dict[str, dict[str, Any]] = {}
+        self._failed: dict[str, dict[str, Any]] = {}
+        self._seconds: Counter[str] = (
+            Counter()
+        )  # set-up and tear-down included: a module's first test pays for its fixtures
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        self._seconds[report.nodeid] += report.duration
         if report.failed:
             error = first_line(report.longrepr)
             refused = CRASH if report.when == "???" else AUDIT if AuditFailed.__name__ in error else ""
-            self._add(report.nodeid, error, refused, report.duration)
+            self._fail(report.nodeid, error, refused, report.duration)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._add(report.nodeid, first_line(report.longrepr), COLLECTION, 0.0)
+            self._fail(report.nodeid, first_line(report.longrepr), COLLECTION, 0.0)
 
     def pytest_sessionfinish(self) -> None:
-        self._file.write_text(json.dumps(self._found))
+        seconds = {name: round(spent, 3) for name, spent in self._seconds.most_common()}
+        self._file.write_text(json.dumps({"failed": self._failed, "seconds": seconds}))
 
-    def _add(self, name: str, error: str, refused: str, seconds: float) -> None:
+    def _fail(self, name: str, error: str, refused: str, seconds: float) -> None:
         load = os.getloadavg()[0]
-        self._found.setdefault(name, {"error": error, "refused": refused, "seconds": seconds, "load": load})
+        self._failed.setdefault(name, {"error": error, "refused": refused, "seconds": seconds, "load": load})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", help="file for what failed, and why, and how long each test took (tests/run.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--outcomes")
+    if file and "PYTEST_XDIST_WORKER" not in os.environ:  # workers tell the process that started them
+        config.pluginmanager.register(Outcomes(Path(file)))
 
 
 def first_line(longrepr: Any) -> str:

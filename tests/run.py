@@ -3,6 +3,7 @@
 Part `most` runs three at a time; part `alone` (the mark of that name) one after another. Then a few tests that failed get a
 second chance: they run once more, alone. It hides nothing: whoever needed it stands among the last lines and in
 .cache/tests/second_chances.jsonl. A test that was not collected, whose worker died, or whose audit failed gets none.
+The last lines name the parts with their minutes, the slowest tests, and each failure with its first error.
 """
 
 from __future__ import annotations
@@ -13,27 +14,43 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(".cache/tests")
 MOST = 5  # tests that get a second chance; where more fail, something is wrong
-# Three on two cores: many wait. A file stays with one worker.
+SLOWEST = 20
+# Three on two cores: many wait. A file stays with one worker, long files first (tests/order.py).
 PARTS = {
     "most": ["-n", "3", "--dist", "loadfile", "-m", "not nightly and not alone"],
     "alone": ["-m", "alone and not nightly"],
 }
 _FAILED, _NOTHING = 1, 5  # exit codes of pytest
+_ENDED = (0, _FAILED, _NOTHING)  # not: stopped, called wrongly, or not collected
 
 
-def pytest(name: str, arguments: Sequence[str]) -> tuple[int, dict[str, Any], float]:
-    """Run one part. Return its exit code, what failed by node id, and the seconds it took."""
+@dataclass(slots=True)
+class Part:
+    name: str
+    code: int
+    minutes: float
+    tests: int = 0
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # of each test
+
+
+def run(name: str, arguments: Sequence[str]) -> Part:
+    """Run one part with pytest."""
     file = FOLDER / f"{name}.json"
     file.unlink(missing_ok=True)
     began = time.monotonic()
-    code = subprocess.call([sys.executable, "-m", "pytest", "--failures", str(file), *arguments])
-    failed = json.loads(file.read_text()) if file.exists() else {}
-    return code, failed, time.monotonic() - began
+    code = subprocess.call([sys.executable, "-m", "pytest", "--outcomes", str(file), *arguments])
+    minutes = (time.monotonic() - began) / 60
+    if not file.exists():
+        return Part(name, code, minutes)
+    found = json.loads(file.read_text())
+    return Part(name, code, minutes, len(found["seconds"]), found["failed"], found["seconds"])
 
 
 def objection(failed: dict[str, Any]) -> str:
@@ -46,47 +63,68 @@ def objection(failed: dict[str, Any]) -> str:
     return "; ".join(refused)
 
 
-def second_chance(failed: dict[str, Any]) -> int:
-    """Run the tests once more, alone. Return pytest's exit code."""
+def second_chance(failed: dict[str, Any]) -> tuple[Part, list[str]]:
+    """Run the tests once more, alone. Return that run, and a line for each that passed."""
     print(f"\nsecond chance: {len(failed)} of the tests failed, and run once more, alone", flush=True)
-    code, again, _ = pytest("second", ["-n", "0", *failed])
-    passed = [name for name in failed if name not in again] if code in (0, _FAILED) else []
+    again = run("second", ["-n", "0", *failed])
+    passed = [name for name in failed if name not in again.failed] if again.code in (0, _FAILED) else []
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    lines = []
     with (FOLDER / "second_chances.jsonl").open("a") as file:
         for name in passed:
             found = failed[name]
-            print(
-                f"SECOND CHANCE: {name}: {found['error']}; load {found['load']:.1f}; {found['seconds']:.0f} s",
-                flush=True,
+            lines.append(
+                f"SECOND CHANCE: {name}: {found['error']}; load {found['load']:.1f}; {again.seconds.get(name, 0):.0f} s"
             )
             file.write(json.dumps({"commit": commit, "test": name, **found}) + "\n")
-    return code
+    return again, lines
+
+
+def table(parts: Sequence[Part]) -> list[str]:
+    """Return what took how long: the parts, then the slowest tests."""
+    lines = ["", f"{'part':<10}{'minutes':>8}{'tests':>8}{'failed':>8}"]
+    lines += [f"{part.name:<10}{part.minutes:>8.1f}{part.tests:>8}{len(part.failed):>8}" for part in parts]
+    spent = sorted(((s, name) for part in parts for name, s in part.seconds.items()), reverse=True)[:SLOWEST]
+    return [*lines, "", f"the {len(spent)} slowest tests, in seconds", *(f"{s:>8.1f}  {name}" for s, name in spent)]
 
 
 def main(arguments: Sequence[str]) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    failed: dict[str, Any] = {}
-    codes, lines = [], []
-    for name, how in PARTS.items():
-        print(f"tests: part {name}", flush=True)
-        code, found, seconds = pytest(name, [*how, "tests", *arguments])
-        failed |= found
-        codes.append(code)
-        lines.append(f"tests: part {name}: exit code {code} after {seconds / 60:.1f} min, {len(found)} failed")
-        if code not in (0, _FAILED, _NOTHING):  # stopped, called wrongly, or not collected
+    parts: list[Part] = []
+    for number, (name, how) in enumerate(PARTS.items(), 1):
+        print(f"tests: part {name} begins, {number} of {len(PARTS)}", flush=True)
+        parts.append(run(name, [*how, "tests", *arguments]))
+        print(f"tests: part {name}: exit code {parts[-1].code} after {parts[-1].minutes:.1f} min", flush=True)
+        if parts[-1].code not in _ENDED:
             break
-    print("\n" + "\n".join(lines), flush=True)
+    failed = {name: found for part in parts for name, found in part.failed.items()}
+    code, said = _verdict(parts, failed)
+    _keep(parts, said)
+    print("\n".join(table(parts)), flush=True)
     for name, found in failed.items():
         print(f"FAILED FIRST: {name}: {found['error']}", flush=True)
-    if codes[-1] not in (0, _FAILED, _NOTHING):
-        print(f"no second chance: {objection(failed)}", flush=True)
-        return codes[-1]
-    if _FAILED in codes:
-        if why := objection(failed):
-            print(f"no second chance: {why}", flush=True)
-            return _FAILED
-        return second_chance(failed)
-    return 0 if 0 in codes else _NOTHING
+    print("\n".join(said), flush=True)
+    return code
+
+
+def _verdict(parts: list[Part], failed: dict[str, Any]) -> tuple[int, list[str]]:
+    """Give the second chance if there is one. Return the exit code and the last lines."""
+    codes = [part.code for part in parts]
+    if codes[-1] not in _ENDED:
+        return codes[-1], [f"no second chance: {objection(failed)}"]
+    if _FAILED not in codes:
+        return (0 if 0 in codes else _NOTHING), [f"tests: {sum(part.tests for part in parts)} ended, none failed"]
+    if why := objection(failed):
+        return _FAILED, [f"no second chance: {why}"]
+    again, lines = second_chance(failed)
+    parts.append(again)
+    return again.code, [*lines, *(f"FAILED AGAIN: {name}: {found['error']}" for name, found in again.failed.items())]
+
+
+def _keep(parts: Sequence[Part], said: Sequence[str]) -> None:
+    """For `tests.ci`, which has parts of its own."""
+    rows = [{**asdict(part), "seconds": None} for part in parts]
+    (FOLDER / "parts.json").write_text(json.dumps({"parts": rows, "said": list(said)}))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ def run(folder: Path, **files: str) -> tuple[int, str]:
     """Run the project's tests in a project of these files. Return the exit code and the output."""
     (folder / "tests").mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    nightly: x\n")
-    (folder / "tests/conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_configure")
+    (folder / "tests/conftest.py").write_text("from tests.failures import pytest_addoption, pytest_configure")
     for name, text in files.items():
         (folder / f"tests/test_{name}.py").write_text(text)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.run"],
+        [sys.executable, "-m", "tests.run", "-n", "2"],
         cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,45 @@
+"""In which order workers take the test files: what takes long comes first, so that none is left with a long file at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+# Several processes of a service, or another program: seconds each. All else takes milliseconds.
+_FOLDERS = {"chaos": 0, "end_to_end": 0, "integration": 1, "contract": 2}
+
+
+class LongFilesFirst(LoadFileScheduling):
+    """As `--dist loadfile`, which lets a file stay with one worker; but files keep the order of `by_length`."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # xdist's own order: files of many tests first, which are short here
+
+
+def by_length(items: list[pytest.Item]) -> None:
+    """Sort in place. The length of a file is not known: its own time limit, else its folder, stands for it."""
+    limits: dict[str, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit = float(marker.args[0]) if marker and marker.args else 0.0
+        file = file_of(item.nodeid)
+        limits[file] = max(limit, limits.get(file, 0.0))
+    items.sort(key=lambda item: (_rank(item.nodeid), -limits[file_of(item.nodeid)]))
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.split("::", 1)[0]
+
+
+def _rank(nodeid: str) -> int:
+    parts = PurePath(file_of(nodeid)).parts
+    return _FOLDERS.get(parts[1], 3) if len(parts) > 1 else 3
+
+
+def is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
