@@ -45,7 +45,7 @@ class Step:
 REGISTRY = "a package registry did not answer, or lacks a package: the lines above name it. Try again, or name another registry"
 PREPARE = (
     Step("sglang", 1.5, f"{REGISTRY}. It needs 6 GB of disk", tries=3),
-    Step("servers", 0.5, f"{REGISTRY}; or a server did not start: the line above says where its log lies", tries=3),
+    Step("programs", 0.5, f"{REGISTRY}; or a server did not start: the line above says where its log lies", tries=3),
     Step("fuzz-ready", 0.5, REGISTRY, tries=3),
     Step("trl-ready", 0.3, REGISTRY, tries=3),
 )
