@@ -31,7 +31,9 @@ def limit(seconds: float) -> float:
     return min(patient(seconds), max(seconds, MOST_S))
 
 
-async def eventually(look: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = 30.0, every: float = LOOK_S) -> T:
+async def eventually(
+    look: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = 30.0, every: float = LOOK_S
+) -> T:
     """Look until `look` returns something true, and return that. Raise TimeoutError with `what` after `seconds`, made patient."""
     deadline = time.monotonic() + patient(seconds)
     while True:
@@ -53,6 +55,29 @@ def until(look: Callable[[], T], what: str = "", seconds: float = 30.0, every: f
             raise TimeoutError(_late(look, what, seconds))
         time.sleep(every)
     return found
+
+
+def within(look: Callable[[], object], seconds: float, why: str) -> bool:
+    """Return whether `look` returns something true within `seconds`, never made patient: a window for what must not happen.
+    `why`: what would be wrong."""
+    assert why
+    deadline = time.monotonic() + seconds
+    while not (found := bool(look())) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return found
+
+
+async def quiet(seconds: float, why: str) -> None:
+    """Let `seconds` pass, never made patient: a window in which something must not happen, where no event says that it did not.
+    `why`: what must not happen."""
+    assert why
+    await asyncio.sleep(seconds)
+
+
+def still(seconds: float, why: str) -> None:
+    """As `quiet`, for a test without asyncio."""
+    assert why
+    time.sleep(seconds)
 
 
 def _late(look: Callable[[], object], what: str, seconds: float) -> str:
