@@ -14,7 +14,7 @@ TRL := .cache/trl
 AGENTS := .cache/agents
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz renderers trl agents chaos chart images images-local rehearse reference base pack corpus smollm \
+.PHONY: help setup docs demo test lint format ci nightly servers programs servers-down sglang fuzz renderers trl agents chaos chart images images-local rehearse reference base pack corpus smollm \
         bench lock clean
 
 help:            ## this list
@@ -31,6 +31,9 @@ test: setup      ## the tests (at most 60 minutes); PYTEST="-k bus"
 
 servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
 	@$(BIN)/python -m infra.servers up
+
+programs: servers  ## Prometheus, Alertmanager, Chromium and Grafana's schema; the tests use them when they are there
+	@$(BIN)/python -m infra.servers programs
 
 servers-down:    ## stop them and remove their data
 	@$(BIN)/python -m infra.servers down
@@ -77,7 +80,7 @@ format: setup    ## ruff's formatter and its safe fixes
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
 ci: setup        ## what every change must pass, real servers, SGLang and schemathesis included (at most 70 minutes)
-	@$(MAKE) --no-print-directory -j2 -O lint sglang fuzz trl servers && \
+	@$(MAKE) --no-print-directory -j2 -O lint sglang fuzz trl programs && \
 	  ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(MAKE) --no-print-directory test; \
 	  code=$$?; $(MAKE) --no-print-directory servers-down; exit $$code
 
