@@ -128,7 +128,7 @@ given = json.load(sys.stdin)
 def attack(parts):
     got = b""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as s:
+        with socket.create_connection(("127.0.0.1", port), timeout=patient(20)) as s:
             for left, part in zip(reversed(range(len(parts))), parts):
                 s.sendall(base64.b64decode(part))
                 while piece := s.recv(65536):
