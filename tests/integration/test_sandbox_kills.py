@@ -195,7 +195,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb takes the machine's processor time from the sandbox that is to end it, and others have taken most of it before."""
-    monkeypatch.setattr(channel, "ANSWER_S", patient(channel.ANSWER_S))
+    late_s = patient(channel.ANSWER_S)
+    monkeypatch.setattr(channel, "ANSWER_S", late_s)
+    monkeypatch.setitem(channel.Channel.ask.__kwdefaults__, "wait_s", late_s)
 
 
 def broken_promises(world: World, kill: Kill, patience: float = 1.0) -> set[str]:
