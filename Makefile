@@ -16,7 +16,7 @@ TRL := .cache/trl
 AGENTS := .cache/agents
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \
+.PHONY: help setup docs demo test lint format ci nightly servers programs servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \
         bench lock clean
 
 help:            ## this list
@@ -33,6 +33,9 @@ test: setup      ## the tests (at most 60 minutes); PYTEST="-k bus"
 
 servers: setup   ## Kafka, PostgreSQL, MinIO, Redis on this machine; the tests use them when they run
 	@$(BIN)/python -m infra.servers up
+
+programs: servers  ## Prometheus, Alertmanager, Chromium and Grafana's schema; the tests use them when they are there
+	@$(BIN)/python -m infra.servers programs
 
 servers-down:    ## stop them and remove their data
 	@$(BIN)/python -m infra.servers down

@@ -35,6 +35,7 @@ from shared.sandbox.pods import install, objects
 from shared.sandbox.pods.objects import CONTAINER, CORE, EXTENSIONS, VERSION, Cluster
 from shared.sandbox.pods.sandboxes import PodSandboxes
 from tests import missing
+from tests.patience import patient
 from tests.schemas import wrong
 
 NAMESPACE = "sandboxes-of-a-test"
@@ -161,7 +162,7 @@ class FakeCluster:
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="fake-cluster")
         self._thread.start()
-        assert self._began.wait(60)
+        assert self._began.wait(patient(60))
         folder = Path(tempfile.mkdtemp(prefix="etude-kubeconfig-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self.kubeconfig = folder / "config"
@@ -183,7 +184,7 @@ class FakeCluster:
         for pod in list(self.pods.values()):
             pod.end()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(patient(30))
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -254,7 +255,7 @@ class FakeCluster:
             _tell(sandbox, False, "ImagePullBackOff", f"cannot pull {spec['containers'][0]['image']}")
             return
         made = self.pods[pod] = await asyncio.to_thread(FakePod, pod, spec)
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + patient(60)
         while not made.socket.exists() and made.process.poll() is None and time.monotonic() < ends:  # noqa: ASYNC110 a file
             await asyncio.sleep(0.01)
         _tell(sandbox, True, "Ready", "")

@@ -18,6 +18,7 @@ from shared.environments.repository.trees import pack_tree, store_tree
 from shared.environments.repository.workspace import RepositoryWorkspace
 from shared.objects import connect
 from shared.sandbox import connect_sandboxes
+from tests.patience import patient
 
 SANDBOXES = connect_sandboxes("bubblewrap")  # of the whole process: it ends them when it ends
 
@@ -103,7 +104,7 @@ class Laboratory:
         self, scenario: Callable[[RepositoryWorkspace], Awaitable[None]], problem: RepositoryProblem | None = None
     ) -> None:
         async def run() -> None:
-            async with asyncio.timeout(120), self.attempt(problem) as workspace:
+            async with asyncio.timeout(patient(120)), self.attempt(problem) as workspace:
                 await scenario(workspace)
 
         asyncio.run(run())

@@ -1,7 +1,8 @@
 """Prometheus' and Alertmanager's own programs, for tests that ask them.
 
-Found on this machine or among what was fetched before. ETUDE_TEST_SERVERS=require (so does `make ci`) fetches what is missing
-from Debian's packages, `auto` skips the test, as for the servers (tests/servers.py).
+Found on this machine or among what `make programs` fetched; a test fetches nothing. ETUDE_TEST_SERVERS=require (so does
+`make ci`) fails the test where one is missing, `auto` skips it, as for the servers (tests/servers.py).
+from tests.patience import patient
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.servers import Unavailable
-from infra.servers.debian import libraries, present, program
+from infra.servers.debian import libraries, present
+from infra.servers.programs import COMMAND
 from tests import missing
+from tests.patience import patient
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Program:
     def agrees(self, *arguments: str, folder: Path) -> None:
         done = subprocess.run(
             [str(self.path), *arguments],
-            cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120,
+            cwd=folder, env=self.environment, capture_output=True, text=True, timeout=patient(120),
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -45,15 +47,17 @@ def running(command: list[str], folder: Path, environment: dict[str, str]) -> It
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(patient(30))
 
 
 def need(name: str, package: str = "prometheus") -> Program:
-    if os.environ.get("ETUDE_TEST_SERVERS") == "require":
-        try:
-            return Program(program(name, package))
-        except Unavailable as error:
-            pytest.fail(str(error))
-    if path := present(name, package):
-        return Program(path)
-    missing.skip([name], f"apt-get install {package}")
+    return Program(there(present(name, package), name, COMMAND))
+
+
+def there(found: Path | None, name: str, command: str) -> Path:
+    """Return what was found. None: fail the test where nothing may be missing, else skip it, with the command that gets it."""
+    if found is None and os.environ.get("ETUDE_TEST_SERVERS") == "require":
+        pytest.fail(missing.reason([name], command))
+    if found is None:
+        missing.skip([name], command)
+    return found

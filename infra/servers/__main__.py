@@ -1,4 +1,4 @@
-"""`python -m infra.servers up [NAME …] | down [--keep] | status | env`"""
+"""`python -m infra.servers up [NAME …] | down [--keep] | status | env | programs`"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 
-from infra.servers import Unavailable, fleet, pgbouncer, say, state
+from infra.servers import Unavailable, fleet, pgbouncer, programs, say, state
 from infra.servers.postgres import Postgres
 
 
@@ -20,6 +20,7 @@ def main() -> int:
     down.add_argument("--keep", action="store_true", help="leave data and addresses for the next start")
     commands.add_parser("status", help="what runs where; exit code 1 unless all do")
     commands.add_parser("env", help='variables for the services: eval "$(python -m infra.servers env)"')
+    commands.add_parser("programs", help="fetch the programs that tests start besides the servers")
     arguments = parser.parse_args()
     if arguments.command == "up":
         if unknown := set(arguments.names) - set(fleet.NAMES):
@@ -30,6 +31,8 @@ def main() -> int:
         return 0
     if arguments.command == "status":
         return _status()
+    if arguments.command == "programs":
+        return _programs()
     for name, value in state.settings().items():
         print(f"export {name}={shlex.quote(value)}")
     return 0
@@ -54,6 +57,15 @@ def _also_pgbouncer() -> None:
         pgbouncer.install()
     except Unavailable as error:
         say(f"without PgBouncer, whose tests skip: {error}")
+
+
+def _programs() -> int:
+    try:
+        programs.fetch()
+    except Unavailable as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def _status() -> int:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from infra.servers import FOLDER, Unavailable, say, state
 from infra.servers.kafka import Kafka
 from infra.servers.minio import Minio
 from infra.servers.place import Place, Server
+from infra.servers.ports import free_ports, is_free
 from infra.servers.postgres import Postgres
 from infra.servers.redis import Redis
 from shared.process import identity
@@ -56,7 +56,7 @@ def up(names: Sequence[str] = NAMES, folder: Path = FOLDER) -> None:
 
 def _row(before: state.Running | None, server: Server, version: str) -> state.Running:
     """Addresses and password stay as they were, so that who has them finds the server again."""
-    ports = before.ports if before and all(_is_free(port) for port in before.ports) else _free_ports(server.ports)
+    ports = before.ports if before and all(is_free(port) for port in before.ports) else free_ports(server.ports)
     return state.Running(version, ports, before.secret if before else secrets.token_hex(16))
 
 
@@ -128,21 +128,3 @@ def _alone(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection lingers
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return tuple(probe.getsockname()[1] for probe in probes)

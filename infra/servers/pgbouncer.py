@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from infra.servers import Unavailable
 from infra.servers.debian import libraries, present, program
+from infra.servers.ports import free_port
 from infra.servers.postgres import somebody
 
 NAME = "pgbouncer"  # of the program and of its package
@@ -39,7 +40,7 @@ def pooling(binary: Path, ledger: str, folder: Path, mode: str, **options: str) 
     """Run PgBouncer in pool mode `mode` before the PostgreSQL at `ledger`, and give the address through it. `options`: further
     lines of its configuration. Raises Unavailable."""
     url = urlsplit(ledger)
-    port = _free_port()
+    port = free_port()
     users = folder / "pgbouncer.users"
     users.write_text(f'"{url.username}" "{url.password}"\n')
     users.chmod(0o600)
@@ -85,9 +86,3 @@ def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             if process.poll() is not None or time.monotonic() > until:
                 raise Unavailable(f"pgbouncer: does not start: {log.read_text(errors='replace')[-800:]}") from None
         time.sleep(LOOK_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

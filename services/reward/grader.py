@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import structlog
 from celery.worker import WorkController, state
+from kombu.asynchronous import set_event_loop
 from prometheus_client import Counter
 
 from services.reward.config import GraderSettings
@@ -44,6 +45,7 @@ QUARANTINED = Counter("etude_grader_terms_quarantined_total", "Attempts for whic
 SECONDS = Counter("etude_grader_busy_seconds_total", "Time spent on jobs.")
 CANARY_EVERY_S = 5.0
 JOIN_S = 60.0  # a short job takes a second or two; a long one may be left, and the service gives it again
+_HUBS = threading.Lock()  # Celery keeps its loop in a global, from which a worker takes it once
 QUEUES = {"both": (QUEUE, LONG_QUEUE), "short": (QUEUE,), "long": (LONG_QUEUE,)}
 
 log = structlog.get_logger()
@@ -88,6 +90,7 @@ class Worker:
         def grade(job: dict) -> None:
             started = time.perf_counter()
             asked = msgspec.convert(job, Job)
+            log.debug("job_begun", attempts=[item.key.attempt for item in asked.items])
             try:
                 with contextlib.ExitStack() as together:  # one go in the sandbox, a span for each attempt
                     for item in asked.items:
@@ -126,17 +129,20 @@ class Worker:
     def _run(self) -> None:
         self._app.set_current()  # of this thread; Celery finds a task's code by it
         try:
-            WorkController(
-                app=self._app,
-                pool_cls="solo",
-                concurrency=1,
-                queues=[self._queue],
-                without_gossip=True,
-                without_mingle=True,
-                without_heartbeat=True,
-                hostname=f"{self._queue}@local",
-                loglevel="WARNING",
-            ).start()
+            with _HUBS:
+                set_event_loop(None)  # workers that share a loop die when one of them connects again, and closes it
+                controller = WorkController(
+                    app=self._app,
+                    pool_cls="solo",
+                    concurrency=1,
+                    queues=[self._queue],
+                    without_gossip=True,
+                    without_mingle=True,
+                    without_heartbeat=True,
+                    hostname=f"{self._queue}@local",
+                    loglevel="WARNING",
+                )
+            controller.start()
         except Exception:
             log.exception("grader_stopped")
         finally:

@@ -120,6 +120,7 @@ class Service:
             message: RunStatus = delivery.message
             if self.settings.trainer_run in ("", message.run):
                 self.statuses.hear(message)
+                log.debug("status_heard", run=message.run, state=message.state.value, drain=message.drain)
             delivery.done()
             self._wake()
 

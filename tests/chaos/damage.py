@@ -14,6 +14,7 @@ from shared.contracts.messages import Alert, PolicyPublished
 from shared.objects import ObjectMissing, Objects
 from tests.chaos.platform import NotInTime, Platform, until
 from tests.chaos.strikes import BACK_WITHIN_S, Outcome
+from tests.patience import patient
 
 LOOK_S = 0.005  # engines read a version within a second of its publication
 
@@ -76,7 +77,7 @@ async def damage(platform: Platform, how: str) -> Outcome:
 def _spoil_next(objects: Objects, run: str, how: str) -> int:
     """Return the serial of the delta that was spoilt. Blocking."""
     known = _payloads(objects, run).keys()
-    deadline = time.monotonic() + BACK_WITHIN_S
+    deadline = time.monotonic() + patient(BACK_WITHIN_S)
     while time.monotonic() < deadline:
         for serial, key in _payloads(objects, run).items():
             if serial in known or not _is_delta(objects, run, serial):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from shared.ledger.models import Event, Run, Trained
 from shared.ledger.models import Incarnation as IncarnationRow
 from shared.settings import ServiceSettings
 from tests.end_to_end import problems
+from tests.patience import eventually
 
 STARTED = ("scheduler", "curator", "trainer", "inference", "reward", "grader", "rollout")
 MODULES = dict(SERVICES)
@@ -139,11 +140,10 @@ class Platform:
 
 async def until(there: Callable[[], bool], what: str, within_s: float) -> None:
     """Raises NotInTime. `there` runs in a thread: it may block for a while."""
-    deadline = time.monotonic() + within_s
-    while not await asyncio.to_thread(there):
-        if time.monotonic() > deadline:
-            raise NotInTime(f"waited {within_s:.0f} s for {what}")
-        await asyncio.sleep(LOOK_S)
+    try:
+        await eventually(partial(asyncio.to_thread, there), what, within_s, LOOK_S)
+    except TimeoutError as late:
+        raise NotInTime(str(late)) from late
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,20 @@ import pytest
 
 from tests.end_to_end.problems import write
 from tests.failures import AuditFailed
+from tests.patience import patient, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _etude(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "etude.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "etude.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=patient(120)
     )
 
 
 def _demo(*arguments: str) -> list[str]:
     return [
-        sys.executable, "-m", "etude.cli", "demo", "--problems", "problems.jsonl", "--minutes", "6", "--groups-per-step", "2",
+        sys.executable, "-m", "etude.cli", "demo", "--problems", "problems.jsonl", "--minutes", "60", "--groups-per-step", "2",
         "--group-size", "4", "--eval-samples", "2", "--report", "report.json", *arguments,
     ]  # fmt: skip
 
@@ -53,13 +53,13 @@ def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_p
         demo = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         killed = False
         try:
-            while demo.poll() is None:
-                time.sleep(0.2)
-                if not killed and _steps(tmp_path / ".etude") >= 2:
-                    services = json.loads((tmp_path / ".etude" / "supervisor.json").read_text())["services"]
-                    os.kill(services[victim]["pid"], signal.SIGKILL)
-                    killed = True
-                    verified = _etude("weights", "verify", cwd=tmp_path)
+            until(lambda: demo.poll() is not None or _steps(tmp_path / ".etude") >= 2, "two steps", 400, every=0.2)
+            if demo.poll() is None:
+                services = json.loads((tmp_path / ".etude" / "supervisor.json").read_text())["services"]
+                os.kill(services[victim]["pid"], signal.SIGKILL)
+                killed = True
+                verified = _etude("weights", "verify", cwd=tmp_path)
+                demo.wait(patient(400))
         finally:
             demo.terminate()  # nothing where it has ended
     text = (tmp_path / "demo.log").read_text()
@@ -88,10 +88,9 @@ def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) 
             stderr=log,
             start_new_session=True,
         )
-        while first.poll() is None and _steps(tmp_path / ".etude") < 2:
-            time.sleep(0.2)
+        until(lambda: first.poll() is not None or _steps(tmp_path / ".etude") >= 2, "two steps", 400, every=0.2)
         os.killpg(first.pid, signal.SIGINT)  # as a terminal does
-        code = first.wait(120)
+        code = first.wait(patient(120))
     text = (tmp_path / "demo.log").read_text()
     assert code == 130, text[-3000:]
     assert "Stopped. `etude demo --resume` goes on from here." in text
@@ -106,7 +105,7 @@ def test_a_demo_that_is_stopped_by_ctrl_c_goes_on_and_ends_well(tmp_path: Path) 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
     )
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())

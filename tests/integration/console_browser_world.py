@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.servers import Unavailable
-from infra.servers.debian import installed
+from infra.servers.programs import COMMAND
+from infra.servers.programs import browser as browser_here
 from services.console.board import Board
 from services.console.config import ConsoleSettings
 from services.console.library import Library
@@ -25,11 +24,12 @@ from services.scheduler.config import SchedulerConfig
 from shared import bus
 from shared.contracts.messages import RunStatus
 from shared.telemetry import Health
-from tests import missing
+from tests.patience import patient
 from tests.ruling import rule
 from tests.unit.console.conftest import World
 from tests.unit.console.scheduled import practise
 from tests.unit.console.serving import OPERATOR, access
+from tests.watching import there
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright here: install playwright, axe-playwright-python"
@@ -52,17 +52,9 @@ ATTACKS = (
 
 
 def chromium() -> str:
-    """The machine's, or, where what is missing must not be skipped, installed by root."""
-    from shutil import which
-
-    if found := next(filter(None, map(which, ("chromium", "chromium-browser", "google-chrome"))), None):
-        return found
-    if os.environ.get("ETUDE_TEST_SERVERS") != "require":
-        missing.skip(["Chromium"], "apt-get install chromium")
-    try:
-        return str(installed("chromium", "chromium"))
-    except Unavailable as error:
-        pytest.fail(str(error))
+    """Return the path of the machine's."""
+    found = browser_here()
+    return str(there(Path(found) if found else None, "Chromium", COMMAND))
 
 
 @dataclasses.dataclass
@@ -111,10 +103,10 @@ def served(world: World, state: Path, *, scheduled: bool = False) -> Iterator[Co
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(patient(30))
     yield Console(place["url"], lambda message: place["loop"].call_soon_threadsafe(board.apply, message))
     place["loop"].call_soon_threadsafe(place["stop"].set)
-    thread.join(30)
+    thread.join(patient(30))
 
 
 @pytest.fixture

@@ -115,6 +115,21 @@ class Platform:
                     return m, seen
         raise AssertionError("unreachable")
 
+    async def all_applied(self) -> list[PolicyApplied]:
+        """Return what was announced up to now."""
+        deliveries = self.bus.deliveries([POLICIES_APPLIED], group=None, max_in_flight=16)
+        found: list[PolicyApplied] = []
+
+        async def read() -> None:
+            async for delivery in deliveries:
+                found.append(delivery.message)
+                delivery.done()
+
+        reading = asyncio.create_task(read())
+        await deliveries.caught_up()
+        reading.cancel()
+        return found
+
     @contextlib.asynccontextmanager
     async def replica(self, *, objects: Any = None, **changes: Any) -> AsyncIterator[Inference]:
         inference = Inference(self.settings.model_copy(update=changes), self.bus, objects or self.objects)
@@ -183,12 +198,6 @@ async def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[
             return response.status, await response.json(content_type=None)
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(patient(30)):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def body_of(tokens: list[int], new: int = 5, **more: Any) -> dict[str, Any]:
     sampling = {"temperature": 1.0, "max_new_tokens": new, **more.pop("sampling", {})}
     return {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, **more}
@@ -206,7 +215,7 @@ def start_process(platform: Platform, **environment: str) -> tuple[subprocess.Po
     env = {**os.environ, "ETUDE_STATE": str(platform.state), "ETUDE_NAME": "replica", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "services.inference"], env={**env, **environment})
     note = platform.state / "run" / "replica.json"
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + patient(START_S)
     while time.monotonic() < deadline:
         with contextlib.suppress(Exception):
             found = json.loads(note.read_text())

@@ -83,7 +83,7 @@ class Fake:
         self.asked: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.paused_by = ""
-        self.flushes = 0
+        self.flushes = self.refused = 0
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if knobs().get("deaf") else 200)
@@ -93,7 +93,13 @@ class Fake:
 
     async def server_info(self, _: web.Request) -> web.Response:
         flags = vars(self.arguments)
-        now = {"asked": self.asked, "flushes": self.flushes, "going": self.going.is_set(), "pid": os.getpid()}
+        now = {
+            "asked": self.asked,
+            "flushes": self.flushes,
+            "refused": self.refused,
+            "going": self.going.is_set(),
+            "pid": os.getpid(),
+        }
         return web.json_response({**flags, **knobs().get("info", {}), **now})
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -156,6 +162,7 @@ class Fake:
         await asyncio.sleep(wrong.get("slow", 0))
         new = fused(Path(body["model_path"]))
         if version in wrong.get("refuse", []):
+            self.refused += 1
             name = next(iter(new))
             self.weights[name] = new[name]  # SGLang's own way back reads the new folder again
             return web.json_response(

@@ -19,7 +19,7 @@ from services.reward.config import GraderSettings, RewardSettings
 from services.reward.grade import Grader
 from services.reward.grader import Worker, sandbox_ready
 from services.reward.graders import CeleryJobs
-from services.reward.jobs import QUEUE
+from services.reward.jobs import QUEUE, Job
 from services.reward.service import serve
 from shared import bus as buses
 from shared.bus import Bus
@@ -46,7 +46,7 @@ from shared.sandbox import connect as connect_sandbox
 from shared.sandbox.pool import FunctionPool
 from shared.sandbox.slot import Nursery, Slot
 from shared.telemetry import Health
-from tests.patience import patient
+from tests.patience import eventually
 from tests.ruling import status
 
 FUNCTIONS = connect_sandbox("bubblewrap", workers=1)
@@ -90,11 +90,24 @@ PROBLEM = FunctionProblem(
 HIDDEN = FunctionHidden(id="p", cases=[case(2), case(3)], solution={"main.py": RIGHT})
 
 
+class Sending(CeleryJobs):
+    """The queue of jobs. `sent`: those that are in it, or were."""
+
+    def __init__(self, url: str, sent: list[Job]) -> None:
+        super().__init__(url)
+        self._sent = sent
+
+    async def send(self, job: Job) -> None:
+        await super().send(job)
+        self._sent.append(job)
+
+
 class Platform:
-    """The stores of one machine, and a test's hands on them."""
+    """The stores of one machine, and a test's hands on them. `sent`: the jobs that its services gave to graders."""
 
     def __init__(self, state: Path, patience_s: float) -> None:
         self.state = state
+        self.sent: list[Job] = []
         self.settings = RewardSettings(
             state=state, name="reward", reward_patience_s=patience_s, reward_linger_s=0.05, reward_tries=2
         )
@@ -172,23 +185,34 @@ class Platform:
             self.outcomes.setdefault(delivery.message.key.attempt, []).append(delivery.message)
             delivery.done()
 
-    async def outcome(self, name: str, seconds: float = 240.0) -> RolloutScored | RolloutFailed:
-        await self.until(lambda: name in self.outcomes, seconds)
+    async def outcome(self, name: str, seconds: float = 120.0) -> RolloutScored | RolloutFailed:
+        await eventually(lambda: name in self.outcomes, f"the outcome of {name}", seconds)
         return self.outcomes[name][0]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 what other processes do sets no event
-                await asyncio.sleep(0.02)
+    async def until_begun(self, attempt: str, grader: str = "grader") -> None:
+        """Wait until the grader process has begun a job with the attempt in it."""
+        log = self.state / f"{grader}.log"
+
+        def begun() -> bool:
+            jobs = [line for line in log.read_text().splitlines() if "job_begun" in line]
+            return any(f'"{attempt}"' in line for line in jobs)
+
+        await eventually(begun, f"{grader} to begin {attempt}")
+
+    async def until_sent(self, attempts: int) -> None:
+        """Wait until the services gave so many attempts to graders."""
+        await eventually(lambda: sum(len(job.items) for job in self.sent) >= attempts, f"{attempts} attempts in jobs")
 
     async def until_acknowledged(self) -> None:
-        async with asyncio.timeout(patient(30)):
-            while (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        async def none_left() -> bool:
+            return not (await self.bus.lag([topics.ROLLOUTS_FINISHED], "reward"))["rollouts.finished"]
+
+        await eventually(none_left, "reward to acknowledge all of rollouts.finished")
 
     @contextlib.contextmanager
     def grader(self, name: str = "grader") -> Iterator[subprocess.Popen[bytes]]:
         environment = {**os.environ, "ETUDE_STATE": str(self.state), "ETUDE_NAME": name, "ETUDE_GRADER_SANDBOXES": "1"}
+        environment["ETUDE_LOG_LEVEL"] = "DEBUG"
         with (self.state / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "services.reward.grader"], env=environment, stderr=log)
         try:
@@ -224,7 +248,7 @@ class Platform:
     async def service(self) -> AsyncIterator[Health]:
         stop = asyncio.Event()
         bus = buses.connect(self.settings.bus_url, client="reward")
-        jobs = CeleryJobs(self.settings.jobs_url)
+        jobs = Sending(self.settings.jobs_url, self.sent)
         async with Health("reward", self.settings) as health:
             running = asyncio.create_task(serve(self.settings, bus, self.objects, jobs, health, stop))
             try:

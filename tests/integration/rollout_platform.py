@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
+from services.rollout import service
 from services.rollout.config import RolloutSettings
-from services.rollout.service import serve
+from services.rollout.runs import Runs
+from services.rollout.service import Worker, serve
 from services.trainer.base.tokenizer import train
 from shared import bus as buses
 from shared import objects as stores
@@ -36,7 +39,7 @@ from shared.renderers.formats.compact_1 import Compact
 from shared.renderers.registry import load_renderer
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
-from tests.patience import patient
+from tests.patience import eventually, patient
 
 RUN, LAYERS, K, EXPERTS = "r-test", 2, 2, 4
 Policy = Callable[[list[int]], list[int]]
@@ -94,6 +97,7 @@ class Engine:
     paused: bool = False
     steps: int = 0
     looks: int = 0  # how often it was asked for its steps
+    probes: int = 0  # how often it was asked whether it lives
     statuses: list[int] = field(default_factory=list)  # the answers to the next generations
     failing: int = 0  # so many generations from now on are cut off in the middle
     places: int = 1 << 30  # so many generations at a time; beyond it the answer is 503
@@ -163,6 +167,7 @@ class Engine:
 
     async def health(self, _: web.Request) -> web.Response:
         await self.silence()
+        self.probes += 1
         return web.Response()
 
     async def server_info(self, _: web.Request) -> web.Response:
@@ -209,6 +214,7 @@ class Platform:
     objects: Objects
     pack: Ref
     counter: itertools.count[int] = field(default_factory=itertools.count)
+    runs: Runs | None = None  # what the newest worker has heard of runs
 
     def repairs(self, prompt: list[int]) -> list[int]:
         """Repairs at the first try, tests, submits what passes."""
@@ -260,24 +266,38 @@ class Platform:
                     return found
         raise AssertionError
 
+    async def knows(self, state: str) -> None:
+        """Wait until the newest worker has heard that the run is `state`: running, held or finished."""
+        await eventually(lambda: self.runs is not None and self.runs.state(RUN) == state, f"the run to be {state}")
+
     async def acknowledged(self, topic: topics.Topic, group: str) -> None:
         """Until the group has acknowledged all of the topic."""
-        async with asyncio.timeout(patient(10)):
-            while sum((await self.bus.lag([topic], group)).values()):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+
+        async def none_left() -> bool:
+            return not sum((await self.bus.lag([topic], group)).values())
+
+        await eventually(none_left, f"{group} to acknowledge {topic.name}")
 
     @contextlib.asynccontextmanager
     async def worker(self, name: str = "worker", **settings: Any) -> AsyncIterator[Health]:
         """The rollout service, until the block ends; then it drains."""
         quick = {"rollout_heartbeat_s": 0.1, "rollout_drain_s": 5.0}
         config = RolloutSettings(state=self.state, name=name, **{**quick, **settings})
-        stop = asyncio.Event()
+        stop, before = asyncio.Event(), self.runs
         bus = buses.connect(config.bus_url, client=name)
         functions = sandbox.connect("process", 2)
+
+        def listening(*arguments: Any) -> Worker:
+            made = Worker(*arguments)
+            self.runs = made.runs
+            return made
+
         async with Health("rollout", config) as health:
             places = Places(functions=functions, objects=self.objects)
             serving = asyncio.create_task(serve(config, bus, self.objects, places, health, stop))
             try:
+                with mock.patch.object(service, "Worker", listening):
+                    await eventually(lambda: self.runs is not before or serving.done(), "the worker to begin")
                 yield health
             finally:
                 stop.set()
@@ -299,9 +319,3 @@ async def platform(state: Path, checkpoint: Path) -> AsyncIterator[Platform]:
         yield Platform(state, chat, bus, objects, pack)
     finally:
         await bus.close()
-
-
-async def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(patient(seconds)):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)

@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from shared.sandbox import SandboxUnavailable, open_sandboxes
 from shared.sandbox.contract import Base, CommandResult, Limits, Sandbox, Sandboxes, Session
 from tests.contract.sandboxes import AGENTS, NO_BWRAP, OfAgents
 from tests.integration.naive_sandbox import NaiveSandboxes
+from tests.patience import until
 
 HOLE = b"HOLE"
 ROOT = os.geteuid() == 0
@@ -354,9 +354,7 @@ def mounts_at(place: Path) -> list[str]:
 
 def eventually(done: Callable[[], bool], within_s: float = 10.0) -> bool:
     """Return whether it came true in time: the kernel takes a moment to reap."""
-    end = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+    try:
+        return until(done, seconds=within_s)
+    except TimeoutError:
+        return False

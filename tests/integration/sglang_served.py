@@ -18,6 +18,7 @@ import torch
 from shared.model import Transformer, causal_rows
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
+from tests.patience import patient
 from tests.sglang import interpreter
 
 START_S = 900  # SGLang's imports alone take minutes on a machine that is busy
@@ -54,7 +55,7 @@ class Served:
             await p.announce(serial, -1 if parent is None else parent)
             return (await p.applied(serial))[0]
 
-        return asyncio.run(asyncio.wait_for(go(), 600))
+        return asyncio.run(asyncio.wait_for(go(), patient(600)))
 
 
 @contextlib.contextmanager
@@ -79,7 +80,7 @@ def serving(platform: Platform, *, drafts: int) -> Iterator[Served]:
     yield Served(platform, url, process, behind)
     mine = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=patient(120)) == 0
     assert not [child for child in mine if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     asyncio.run(platform.bus.close())
 

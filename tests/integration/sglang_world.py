@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -15,7 +14,7 @@ import pytest
 from services.inference.service import Inference
 from tests.integration import fake_sglang
 from tests.integration.engine_platform import Platform, ask, run
-from tests.patience import patient
+from tests.patience import eventually
 
 SERVER = "services.inference.sglang.server"
 
@@ -56,18 +55,34 @@ class World:
     async def server(self, replica: Inference) -> dict[str, Any]:
         return (await ask((await ask(replica.health.url, "/server_info"))[1]["url"], "/server_info"))[1]
 
+    async def asked(self, replica: Inference, count: int) -> None:
+        """Wait until the server was asked for so many generations."""
+
+        async def enough() -> bool:
+            return len((await self.server(replica))["asked"]) >= count
+
+        await eventually(enough, f"{count} generations to be asked for")
+
+    async def refused(self, replica: Inference) -> None:
+        """Wait until the server has refused a version."""
+
+        async def once() -> bool:
+            return (await self.server(replica))["refused"] > 0
+
+        await eventually(once, "a version to be refused")
+
     async def waits(self, replica: Inference, text: str) -> None:
-        async with asyncio.timeout(patient(60)):
-            while True:
-                found = (await ask(replica.health.url, "/readyz"))[1]["waits"]
-                if any(text in wait["waits_on"] for wait in found):
-                    return
-                await asyncio.sleep(0.05)
+        async def named() -> bool:
+            found = (await ask(replica.health.url, "/readyz"))[1]["waits"]
+            return any(text in wait["waits_on"] for wait in found)
+
+        await eventually(named, f"/readyz to wait on {text!r}", 60)
 
     async def ready(self, replica: Inference) -> None:
-        async with asyncio.timeout(patient(60)):
-            while (await ask(replica.health.url, "/readyz"))[0] != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        async def answers() -> bool:
+            return (await ask(replica.health.url, "/readyz"))[0] == 200
+
+        await eventually(answers, "/readyz to answer 200", 60)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from shared import ledger
 from shared import objects as stores
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
+from tests.patience import patient
 
 TOPIC = Topic("t", (Alert,), partitions=4)
 BIG = "x" * 50_000
@@ -59,7 +60,7 @@ async def bus(folder: Path) -> None:
         await log.publish(TOPIC, "after", alert("99 after"))
         seen: set[int] = set()
         deliveries = log.deliveries([TOPIC], "g", 100)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             while not set(range(20)) | {99} <= seen:
                 delivery = await anext(deliveries)
                 seen.add(int(delivery.message.what.split()[0]))

@@ -10,14 +10,13 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from infra.servers import fleet, state
+from infra.servers import fleet, only_what_is_here, state
 from services.reward.graders import CeleryJobs
 from services.reward.jobs import QUEUE, Job
 from shared import bus as buses
@@ -25,6 +24,7 @@ from shared import ledger
 from shared import objects as stores
 from shared.contracts.topics import Topic
 from tests.integration.small_disk import Alert, alert, full, said
+from tests.patience import eventually, patient
 
 SIZE = "256m"  # a server's own files come first: PostgreSQL's log alone is 80 MiB
 TOPIC = Topic("t", (Alert,), partitions=4)
@@ -35,16 +35,21 @@ Address = str
 
 async def until_well(work: Callable[[], Awaitable[object]], server: str, folder: Path) -> None:
     """`work` succeeds within BACK_WITHIN_S after there is space again."""
-    until = time.monotonic() + BACK_WITHIN_S
-    while True:
+    error: list[Exception] = []
+
+    async def works() -> bool:
         await asyncio.to_thread(fleet.up, [server], folder)
         try:
             await work()
-            return
-        except Exception:
-            if time.monotonic() > until:
-                raise
-        await asyncio.sleep(0.5)
+        except Exception as failed:
+            error[:] = [failed]
+            return False
+        return True
+
+    try:
+        await eventually(works, f"{server} to work again", BACK_WITHIN_S, every=0.5)
+    except TimeoutError as late:
+        raise error[0] from late
 
 
 async def kafka(folder: Path, address: Address) -> None:
@@ -69,7 +74,7 @@ async def kafka(folder: Path, address: Address) -> None:
         await until_well(lambda: publish(MANY), "kafka", folder)
         seen: set[int] = set()
         deliveries = log.deliveries([TOPIC], "g", 100)
-        async with asyncio.timeout(BACK_WITHIN_S):
+        async with asyncio.timeout(patient(BACK_WITHIN_S)):
             while not taken <= seen:
                 delivery = await anext(deliveries)
                 seen.add(int(delivery.message.what.split()[0]))
@@ -175,7 +180,8 @@ SETTING = {"kafka": "ETUDE_BUS", "postgres": "ETUDE_LEDGER", "minio": "ETUDE_OBJ
 def main(server: str, folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder)], check=True)
     try:
-        fleet.up([server], folder)
+        with only_what_is_here():
+            fleet.up([server], folder)
         settings = state.settings(folder)
         os.environ.update(settings)
         asyncio.run(SERVERS[server](folder, settings[SETTING[server]]))

@@ -21,6 +21,7 @@ from shared.contracts.run import RunConfig
 from shared.settings import ServiceSettings
 from tests.end_to_end import problems
 from tests.integration.access_world import World, log, world
+from tests.patience import patient
 from tests.servers import need, own_jobs, own_schema
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -66,7 +67,7 @@ async def practise(folder: Path) -> str:
     config = msgspec.json.decode(objects.get(objects.head(f"runs/{run}/config.json")), type=RunConfig)
     bus = buses.connect(settings.bus_url, client="test-cli")
     try:
-        async with asyncio.timeout(WITHIN_S), Conductor(bus, objects, run) as conductor:
+        async with asyncio.timeout(patient(WITHIN_S)), Conductor(bus, objects, run) as conductor:
             await conductor.served(0)
             report = await conductor.evaluate("eval", 0, config, problems=4, samples=1)
             assert report["figures"]

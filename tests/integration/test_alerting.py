@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.test_dashboards import free_port
+from infra.servers.ports import free_ports
+from tests.patience import patient
 from tests.watching import Program, need, running
 
 PROMETHEUS = Path(__file__).resolve().parents[2] / "infra" / "prometheus"
@@ -64,7 +65,7 @@ def test_an_alert_reaches_the_webhook_with_what_to_do(tmp_path: Path) -> None:
     alertmanager = need("prometheus-alertmanager", "prometheus-alertmanager")
     prometheus = need("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    ports = [free_port(), free_port(), free_port()]
+    ports = free_ports(3)
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config["scrape_configs"] = [{"job_name": "trainer", "static_configs": [{"targets": [f"127.0.0.1:{ports[2]}"]}]}]
     (route,) = config["alerting"]["alertmanagers"]
@@ -88,7 +89,7 @@ def test_an_alert_reaches_the_webhook_with_what_to_do(tmp_path: Path) -> None:
             running(["sh", str(SCRIPT), listen, storage], tmp_path, environment),
             running(ask, tmp_path, prometheus.environment),
         ):
-            while (message := told.get(timeout=60))["groupLabels"].get("alertname") != "ServiceDown":
+            while (message := told.get(timeout=patient(60)))["groupLabels"].get("alertname") != "ServiceDown":
                 pass
     (alert,) = message["alerts"]
     assert alert["status"] == "firing"

@@ -15,6 +15,7 @@ from shared.sandbox.any_loop import AnyLoopSandboxes
 from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 from shared.sandbox.contract import Base, Limits
 from tests.contract.sandboxes import NO_BWRAP
+from tests.patience import patient
 
 pytestmark = [
     pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP),
@@ -46,7 +47,7 @@ def test_a_close_ends_the_calls_in_progress_and_refuses_later_ones(tmp_path: Pat
         await sandbox.close()
         await sandboxes.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), patient(60)))
     assert list((tmp_path / "state").iterdir()) == []
 
 
@@ -68,7 +69,7 @@ def test_a_caller_that_is_cancelled_is_cancelled(tmp_path: Path) -> None:
                 await session.run("sleep 600", time_s=600.0)
         await sandboxes.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), patient(60)))
 
 
 def test_a_sandbox_opens_though_another_thread_has_set_a_default_timeout(tmp_path: Path) -> None:
@@ -83,6 +84,6 @@ def test_a_sandbox_opens_though_another_thread_has_set_a_default_timeout(tmp_pat
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(1.0)
     try:
-        asyncio.run(asyncio.wait_for(scenario(), 120))
+        asyncio.run(asyncio.wait_for(scenario(), patient(120)))
     finally:
         socket.setdefaulttimeout(before)

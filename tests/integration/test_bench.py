@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.curator.bench import ENDLESS, Item, budgeted, execute
-from shared.sandbox import FunctionRun, connect
+from shared.sandbox import FunctionRun, Limits, connect
 from shared.sandbox.pool import FunctionPool
 
 PLAIN = Item("import math\nLIMIT = 9\ndef f(x):\n    return min(math.floor(x), LIMIT)", "f", ("[2.5]", "[99]", '["a"]'))
@@ -17,6 +17,9 @@ DEADLY = Item("import os\ndef f(x):\n    os._exit(x)", "f", ("[0]", "[1]"))
 LOOPING = Item(
     "def f(n):\n    while n != 0:\n        n -= 1\n    return 'end'", "f", ("[3]", "[-1]", "[4]", "[-1]", "[5]")
 )
+
+
+PATIENT = Limits(time_s=120.0, call_s=60.0)  # on a machine that is busy
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def pool() -> Iterator[FunctionPool]:
 
 def test_together_as_alone(pool: FunctionPool):
     items = [PLAIN, OTHER, PLAIN]
-    alone = pool.run_sync([FunctionRun(item.source, item.entry, item.args) for item in items])
+    alone = pool.run_sync([FunctionRun(item.source, item.entry, item.args, PATIENT) for item in items])
     assert execute(pool, items) == alone
 
 

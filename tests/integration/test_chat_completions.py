@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest
 from services.inference.chat import template
 from services.inference.service import Inference
 from tests.chat_checkpoint import MODEL, call, tool, write_chat
-from tests.integration.engine_platform import Platform, ask, body_of, until
+from tests.integration.engine_platform import Platform, ask, body_of
 from tests.integration.sglang_world import World
+from tests.integration.test_engine_in_time import stop_at
+from tests.patience import eventually, patient
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Read a.py, please: ü"}
 LIMIT_S = 120
+SEED = 5
 Test = Callable[[Platform, Inference], Awaitable[None]]
 
 
@@ -37,7 +41,7 @@ def embedded(tmp_path: Path, test: Test, *, chat: bool = True, **changes: Any) -
             await test(platform, replica)
         await platform.bus.close()
 
-    asyncio.run(asyncio.wait_for(go(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(go(), patient(LIMIT_S)))
 
 
 def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, test: Test) -> None:
@@ -59,7 +63,7 @@ def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, test: Tes
             await test(platform, replica)
         await platform.bus.close()
 
-    asyncio.run(asyncio.wait_for(go(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(go(), patient(LIMIT_S)))
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def test_a_paused_replica_answers_once_it_goes_on_and_too_many_are_told_to_come_
         url, engine = replica.health.url, replica.server.engine
         assert (await ask(url, "/pause_generation", {"mode": "in_place"}))[0] == 200
         waits = asyncio.create_task(ask(url, CHAT, body()))
-        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
+        await eventually(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         async with aiohttp.ClientSession() as session, session.post(url + CHAT, json=body(stream=True)) as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             assert "limit is 1" in (await refused.json())["error"]["message"]
@@ -156,12 +160,12 @@ def test_a_client_that_goes_away_frees_its_row_and_an_aborted_answer_is_none(tmp
         endless = body(temperature=100, max_tokens=50_000)  # ends by chance alone, or with the context
         await ask(url, "/pause_generation", {"mode": "in_place"})
         leaving = asyncio.create_task(ask(url, CHAT, endless))
-        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
+        await eventually(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         leaving.cancel()
-        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 0)
-        await until(replica.server.idle.is_set)
+        await eventually(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 0)
+        await eventually(replica.server.idle.is_set)
         aborted = asyncio.create_task(ask(url, CHAT, endless))
-        await until(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
+        await eventually(lambda: engine.call(lambda: len(engine.batch.waiting)).result() == 1)
         await ask(url, "/abort_request", {"abort_all": True})
         status, answer = await aborted
         assert (status, answer["error"]["type"]) == (503, "Unavailable")
@@ -170,13 +174,26 @@ def test_a_client_that_goes_away_frees_its_row_and_an_aborted_answer_is_none(tmp
     embedded(tmp_path, test)
 
 
+@contextlib.asynccontextmanager
+async def begun(
+    session: aiohttp.ClientSession, replica: Inference, tokens: int
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """A stream of which some tokens are sampled; the engine stands still. SEED samples no end for as long as a test needs."""
+    url, engine = replica.health.url, replica.server.engine
+    assert engine is not None
+    await ask(url, "/pause_generation", {"mode": "in_place"})
+    sending = asyncio.create_task(session.post(url + CHAT, json=body(max_tokens=tokens, stream=True, seed=SEED)))
+    await eventually(lambda: engine.waiting == 1)
+    engine.call(lambda: stop_at(engine, 5)).result()
+    engine.proceed().result()
+    async with await sending as response:
+        yield response
+
+
 def test_a_stream_that_is_aborted_says_so_instead_of_ending_as_an_answer(tmp_path):
     async def test(p: Platform, replica: Inference) -> None:
         url = replica.health.url
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(url + CHAT, json=body(max_tokens=900, stream=True)) as response,
-        ):
+        async with aiohttp.ClientSession() as session, begun(session, replica, 900) as response:
             await response.content.readuntil(b"\n\n")  # one event, whole: there may be no second before the abort
             assert (await ask(url, "/pause_generation", {"mode": "abort"}))[0] == 200
             *_, error, done = (await response.text()).rstrip("\n").split("\n\n")
@@ -190,15 +207,16 @@ def test_a_stream_that_is_aborted_says_so_instead_of_ending_as_an_answer(tmp_pat
 
 def test_a_client_that_leaves_in_mid_stream_frees_its_place(tmp_path):
     async def test(p: Platform, replica: Inference) -> None:
-        url, engine = replica.health.url, replica.server.engine
+        engine = replica.server.engine
         assert engine is not None
         async with aiohttp.ClientSession() as session:
-            response = await session.post(url + CHAT, json=body(max_tokens=50000, stream=True))
-            await response.content.readuntil(b"\n\n")
-            assert engine.running == 1
-            response.close()
-            await until(lambda: engine.running == 0)
-            await until(replica.server.idle.is_set)
+            async with begun(session, replica, 50000) as response:
+                await response.content.readuntil(b"\n\n")
+                assert engine.running == 1
+                response.close()
+            engine.proceed().result()
+            await eventually(lambda: engine.running == 0)
+            await eventually(replica.server.idle.is_set)
 
     embedded(tmp_path, test, context=60000)
 
@@ -253,7 +271,7 @@ def test_before_there_are_weights_a_conversation_is_asked_to_come_again(tmp_path
             assert (await ask(replica.health.url, CHAT, body()))[0] == 503
         await platform.bus.close()
 
-    asyncio.run(asyncio.wait_for(go(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(go(), patient(LIMIT_S)))
 
 
 TEXT = "I look at ü.\n" + call("read", path="a.py") + "\n" + call("read", path="ü\n</tool_call>")

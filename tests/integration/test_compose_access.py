@@ -11,9 +11,7 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +26,13 @@ from typer.testing import CliRunner
 import infra.servers.minio
 from etude import access, topics
 from infra.servers.kafka import Kafka
-from shared.bus import BusUnavailable, connect
+from infra.servers.ports import free_ports
+from shared.bus import BusUnavailable, connect, kafka_cluster
 from shared.bus.kafka_admin import administration, make
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.messages import AttemptKey, RolloutFailed
 from shared.contracts.topics import ACCESS, ROLLOUTS_FINISHED, ROLLOUTS_SCORED
+from tests.patience import patient, until
 from tests.servers import need
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -58,13 +58,8 @@ class Here:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._secrets = folder, dict[str, str]()
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in PORTS]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            self._ports = {
-                name: f"127.0.0.1:{each.getsockname()[1]}" for name, each in zip(PORTS, sockets, strict=True)
-            }
+        free = free_ports(len(PORTS))
+        self._ports = {name: f"127.0.0.1:{port}" for name, port in zip(PORTS, free, strict=True)}
         self.kafka_at, _, self.minio_at = self._ports.values()
 
     def variables(self, service: str) -> dict[str, str]:
@@ -129,17 +124,18 @@ class Here:
         with log.open("a") as file:
             process = subprocess.Popen(command, env=dict(variables), stdout=file, stderr=subprocess.STDOUT)
         try:
-            until = time.monotonic() + READY_WITHIN_S
-            while not _true(answers):
-                if time.monotonic() > until or process.poll() is not None:
-                    pytest.fail(f"{name} does not answer: {log.read_text()[-3000:]}")
-                time.sleep(0.2)
+            try:
+                until(lambda: process.poll() is not None or _true(answers), name, READY_WITHIN_S, every=0.2)
+            except TimeoutError:
+                pytest.fail(f"{name} does not answer: {log.read_text()[-3000:]}")
+            if process.poll() is not None:
+                pytest.fail(f"{name} ended: {log.read_text()[-3000:]}")
             yield
         finally:
             inside = psutil.Process(process.pid).children(recursive=True)  # bubblewrap hands on no signal
             for each in inside or [process]:
                 each.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(patient(60))
 
 
 def _true(answers: Callable[[], bool]) -> bool:
@@ -235,7 +231,8 @@ def test_a_worker_cannot_score_itself(given: Here) -> None:
         asyncio.run(publish("rollout"))
 
 
-def test_who_has_no_password_or_a_guessed_one_is_not_let_in(given: Here) -> None:
+def test_who_has_no_password_or_a_guessed_one_is_not_let_in(given: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_cluster, "FIRST_CONTACT_MS", int(patient(1_000)))
     for stranger in (
         Cluster(of(given, "rollout").servers),
         replace(of(given, "access"), password="guessed"),

@@ -15,6 +15,7 @@ from services.console.openapi import OPERATIONS, Operation, document
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from tests import fuzz
+from tests.patience import patient
 from tests.unit.console.conftest import RUN, World, world
 from tests.unit.console.serving import OPERATOR, Console, console
 
@@ -49,14 +50,14 @@ def url(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(patient(60))
     yield place["url"]
     place["loop"].call_soon_threadsafe(place["stop"].set)
     thread.join(30)
 
 
 def test_the_document_is_served(url: str) -> None:
-    assert requests.get(f"{url}/openapi.json", timeout=ANSWER_S).json() == document()
+    assert requests.get(f"{url}/openapi.json", timeout=patient(ANSWER_S)).json() == document()
 
 
 @pytest.mark.parametrize("who", ["nobody", "operator"])
@@ -74,12 +75,12 @@ def test_nothing_that_is_sent_breaks_the_console(url: str, one: Operation, who: 
         asked += 1
         if asked % 4:  # most of what is sent is sent to something that is there
             case.path_parameters.update({name: known[name] for name in case.path_parameters if name in known})
-        answer = case.call(base_url=url, headers=headers, timeout=ANSWER_S, allow_redirects=False)
+        answer = case.call(base_url=url, headers=headers, timeout=patient(ANSWER_S), allow_redirects=False)
         case.validate_response(answer, checks=[not_a_server_error, status_code_conformance])
 
     fuzz.explore(document(), one.path, one.method, ask)
     assert asked >= 1
-    assert requests.get(f"{url}/healthz", timeout=ANSWER_S).status_code == 200
+    assert requests.get(f"{url}/healthz", timeout=patient(ANSWER_S)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/sign-in", "/sign-out", f"/runs/{RUN}/pause", f"/runs/{RUN}/start"])
@@ -101,5 +102,5 @@ def test_nothing_that_is_sent_breaks_the_console(url: str, one: Operation, who: 
 )  # fmt: skip
 def test_what_is_no_form_is_refused_or_read_as_an_empty_one(url: str, path: str, kind: str, body: bytes) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": kind}
-    answer = requests.post(url + path, data=body, headers=headers, timeout=ANSWER_S, allow_redirects=False)
+    answer = requests.post(url + path, data=body, headers=headers, timeout=patient(ANSWER_S), allow_redirects=False)
     assert answer.status_code < 500, answer.text

@@ -27,6 +27,7 @@ from shared.problems import Case, FunctionHidden, FunctionProblem
 from shared.problems.pack import write
 from shared.telemetry import Health
 from shared.weights.checkpoint_objects import upload_directory
+from tests.patience import eventually, patient
 from tests.ruling import status
 
 RUN = "r-test"
@@ -105,7 +106,7 @@ def play(tmp_path: Path, scene: Callable[[World], Awaitable[None]]) -> None:
         config = CuratorConfig(state=tmp_path / "state", packs=tmp_path / "packs", sandbox="process", curator_batch=2)
         bus = buses.connect(config.bus_url, client="test")
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 await scene(World(config, bus, stores.connect(config.objects_url)))
         finally:
             await bus.close()
@@ -241,10 +242,12 @@ def test_a_run_is_admitted_once_over_many_lives_and_a_lost_acknowledgement_repea
     async def scene(world: World) -> None:
         await world.start(*world.pack([pair(f"p{index}") for index in range(5)]))
 
+        async def acknowledged() -> bool:
+            return not (await world.bus.lag([topics.RUNS_STATE], "curator"))[topics.RUNS_STATE.name]
+
         async def first() -> None:
             await world.collect(1)
-            while (await world.bus.lag([topics.RUNS_STATE], "curator"))[topics.RUNS_STATE.name]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # nothing tells when an acknowledgement is durable
+            await eventually(acknowledged, "the curator to acknowledge the run's state")
 
         await world.life(first)
         await world.start(*world.pack([pair("later")]), run="r-later")

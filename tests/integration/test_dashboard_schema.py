@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,14 @@ import pytest
 
 from infra.generate import DASHBOARDS
 from infra.grafana.schema import DASHBOARDS as FOLDER
-from infra.grafana.schema import wrong
-from infra.servers import Unavailable
-from infra.servers.go import find_go
-
-pytestmark = pytest.mark.timeout(600)  # Go compiles its own library once
+from infra.grafana.schema import PROGRAM, wrong
+from infra.servers.programs import COMMAND
+from tests import watching
 
 
 @pytest.fixture(autouse=True)
-def go() -> None:
-    try:
-        find_go("Grafana's schema")
-    except Unavailable as error:
-        (pytest.fail if os.environ.get("ETUDE_TEST_SERVERS") == "require" else pytest.skip)(str(error))
+def program() -> None:
+    watching.there(PROGRAM if PROGRAM.exists() else None, "Grafana's schema", COMMAND)
 
 
 def test_every_dashboard_is_what_grafana_takes() -> None:

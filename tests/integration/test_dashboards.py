@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,26 +16,18 @@ import pytest
 import yaml
 
 from infra.grafana import check
-from infra.servers import Unavailable
-from infra.servers.debian import libraries, program
+from infra.servers.ports import free_port
 from tests.end_to_end.problems import write
+from tests.patience import until
+from tests.watching import need, running
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[str]:
     """The address of a Prometheus with the project's alerts, which scrapes what `folder`/targets.json names."""
-    try:
-        path = program("prometheus", "prometheus")
-    except Unavailable as error:
-        (pytest.fail if os.environ.get("ETUDE_TEST_SERVERS") == "require" else pytest.skip)(str(error))
+    program = need("prometheus")
     shutil.copy(ROOT / "infra" / "prometheus" / "alerts.yml", folder / "alerts.yml")
     (folder / "targets.json").write_text("[]")
     config = {
@@ -49,15 +40,8 @@ def prometheus(folder: Path) -> Iterator[str]:
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
     arguments = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
-    with (folder / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(
-            [str(path), *arguments], cwd=folder, stdout=log, stderr=log, env={**os.environ, **libraries(path)}
-        )
-    try:
+    with running([str(program.path), *arguments], folder, program.environment):
         yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def tell_targets(state: Path, file: Path) -> None:
@@ -88,9 +72,12 @@ def test_no_panel_is_empty_and_no_expression_refused_after_a_run(tmp_path: Path)
         with (tmp_path / "demo.log").open("w") as log:
             often = {**os.environ, "ETUDE_SWEEP_EVERY_S": "5"}  # the run may be over before objects are first counted
             demo = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, env=often)
-            while demo.poll() is None:
-                time.sleep(1)
+
+            def over() -> bool:
                 tell_targets(tmp_path / ".etude", tmp_path / "prometheus" / "targets.json")
+                return demo.poll() is not None
+
+            until(over, "the demo to end", 1500, every=1.0)
         assert demo.returncode == 0, (tmp_path / "demo.log").read_text()[-3000:]
         answers = check.survey(url, time.time() - began)
         assert check.findings(answers, check.QUIET) == []

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from tests.patience import patient
+
 pytest.importorskip("cryptography", reason="the network of sandboxes is an extra: etude[egress]")
 pytest.importorskip("h11", reason="the network of sandboxes is an extra: etude[egress]")
 
@@ -128,7 +130,7 @@ given = json.load(sys.stdin)
 def attack(parts):
     got = b""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as s:
+        with socket.create_connection(("127.0.0.1", port), timeout=given["patience_s"]) as s:
             for left, part in zip(reversed(range(len(parts))), parts):
                 s.sendall(base64.b64decode(part))
                 while piece := s.recv(65536):
@@ -169,7 +171,14 @@ async def run(argv: Sequence[str], socket: Path, certificates: bytes = b"", stdi
 
 async def attacked(made: World, serve: object, *, isolated: bool) -> dict[str, bytes]:
     encoded = {name: [base64.b64encode(part).decode() for part in parts] for name, parts in attacks(made).items()}
-    given = json.dumps({"attacks": encoded, "marks": [FLAG.decode(), SECRET], "direct": [PRIVATE, made.http]}).encode()
+    given = json.dumps(
+        {
+            "attacks": encoded,
+            "marks": [FLAG.decode(), SECRET],
+            "direct": [PRIVATE, made.http],
+            "patience_s": patient(20.0),
+        }
+    ).encode()
     async with listening(serve) as socket:
         out = await run([PYTHON, "-I", "-c", _DRIVER], socket, stdin=given, isolated=isolated)
     assert out.startswith(b"{"), out.decode()

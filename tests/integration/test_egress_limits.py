@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 pytest.importorskip("cryptography", reason="the network of sandboxes is an extra: etude[egress]")
 pytest.importorskip("h11", reason="the network of sandboxes is an extra: etude[egress]")
 
@@ -42,7 +44,7 @@ def with_limits(check: object, **limits: float) -> tuple[Decision, ...]:
     async def scenario() -> tuple[Decision, ...]:
         async with world() as made:
             proxy = made.proxy(EgressLimits(**limits))  # type: ignore[arg-type]
-            async with listening(proxy.serve) as path, asyncio.timeout(30):
+            async with listening(proxy.serve) as path, asyncio.timeout(patient(30)):
                 await check(made, path)  # type: ignore[operator]
             await proxy.close()
             return proxy.decisions

@@ -12,6 +12,7 @@ import requests
 from services.inference.openapi import OPERATIONS, document
 from tests import fuzz
 from tests.integration.engine_platform import Platform, run, start_process
+from tests.patience import patient
 
 schemathesis = fuzz.library()
 pytestmark = pytest.mark.slow
@@ -35,11 +36,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(patient(60))
 
 
 def test_the_document_is_served(url: str) -> None:
-    assert requests.get(f"{url}/openapi.json", timeout=ANSWER_S).json() == document()
+    assert requests.get(f"{url}/openapi.json", timeout=patient(ANSWER_S)).json() == document()
 
 
 @pytest.mark.parametrize("path", list(OPERATIONS))
@@ -48,11 +49,11 @@ def test_nothing_that_is_sent_breaks_a_replica(url: str, path: str) -> None:
     from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
     def ask(case: schemathesis.Case) -> None:
-        answer = case.call(base_url=url, timeout=ANSWER_S)
+        answer = case.call(base_url=url, timeout=patient(ANSWER_S))
         if path == "/pause_generation":  # or the next generation waits for ever, as it should
-            requests.post(f"{url}/continue_generation", timeout=ANSWER_S)
+            requests.post(f"{url}/continue_generation", timeout=patient(ANSWER_S))
         checks = [not_a_server_error, status_code_conformance, response_schema_conformance]
         case.validate_response(answer, checks=checks)
 
     fuzz.explore(document(), path, OPERATIONS[path][0], ask)
-    assert requests.get(f"{url}/health", timeout=ANSWER_S).json() == {"alive": True, "serving": True}
+    assert requests.get(f"{url}/health", timeout=patient(ANSWER_S)).json() == {"alive": True, "serving": True}

@@ -12,7 +12,8 @@ import pytest
 from services.inference.engine import MOST_FAILED, Engine
 from services.inference.service import Inference
 from shared.settings import Told
-from tests.integration.engine_platform import Platform, ask, body_of, run, until
+from tests.integration.engine_platform import Platform, ask, body_of, run
+from tests.patience import eventually
 
 
 def stop_at(engine: Engine, tokens: int) -> None:
@@ -40,7 +41,7 @@ def test_a_stream_tells_tokens_as_they_are_sampled_and_ends_with_the_whole_answe
             asked = body_of([1, 2, 3], 20, stream=True, sampling={"sampling_seed": 3})
             await ask(url, "/pause_generation", {"mode": "in_place"})
             sending = asyncio.create_task(session.post(f"{url}/generate", json=asked))
-            await until(lambda: engine.waiting == 1)
+            await eventually(lambda: engine.waiting == 1)
             engine.call(lambda: stop_at(engine, 5)).result()
             engine.proceed().result()
             response = await sending
@@ -79,7 +80,7 @@ def test_a_session_that_waits_over_a_swap_begins_on_the_new_versions_cache(tmp_p
             assert (await ask(url, "/generate", asked))[1]["meta_info"]["cached_tokens"] == 29
             await ask(url, "/pause_generation", {"mode": "in_place"})
             waits = asyncio.create_task(ask(url, "/generate", asked))
-            await until(lambda: engine.waiting == 1)
+            await eventually(lambda: engine.waiting == 1)
             p.write_version(1, 0)
             await p.announce(1, 0)
             await p.applied(1)

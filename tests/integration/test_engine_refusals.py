@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from services.inference.config import InferenceSettings
 from shared.settings import REFUSED
-from tests.integration.engine_platform import Platform, ask, body_of, run, until
+from tests.integration.engine_platform import Platform, ask, body_of, run
+from tests.patience import eventually, patient
 
 
 def spoil(directory: Path, how: str) -> None:
@@ -49,7 +50,7 @@ def test_a_checkpoint_that_cannot_be_served_ends_the_process_with_its_reason_and
     spoil(platform.base, how)
     env = {**os.environ, "ETUDE_STATE": str(tmp_path), "ETUDE_CHECKPOINT": str(platform.base), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "services.inference"], env=env, capture_output=True, text=True, timeout=180
+        [sys.executable, "-m", "services.inference"], env=env, capture_output=True, text=True, timeout=patient(180)
     )
     assert done.returncode == REFUSED  # who supervises it does not start it again
     assert "Traceback" not in done.stderr, done.stderr
@@ -67,7 +68,7 @@ def test_a_run_whose_base_lacks_a_tensor_takes_no_replica_from_one_that_can_be_s
             await p.applied(0)
             spoil(p.base, "tensor")
             await p.start_run("r-lacking")
-            await until(lambda: "r-lacking" in replica.agent.candidates.unread)
+            await eventually(lambda: "r-lacking" in replica.agent.candidates.unread)
             assert replica.agent.run_id != "r-lacking"
             assert (await ask(replica.health.url, "/readyz"))[0] == 200
             assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200

@@ -15,7 +15,8 @@ from services.inference.candidates import FAILURES_TOLERATED
 from shared.contracts.ids import policy_prefix
 from shared.contracts.topics import RUNS_STATE
 from shared.weights import read_manifest
-from tests.integration.engine_platform import RUN, Platform, Store, another_base, ask, body_of, run, until, waits
+from tests.integration.engine_platform import RUN, Platform, Store, another_base, ask, body_of, run, waits
+from tests.patience import eventually, patient
 from tests.ruling import status
 
 
@@ -47,7 +48,7 @@ def test_while_the_store_is_away_what_serves_goes_on_and_then_the_delta_alone_is
             p.write_version(2, 1)
             store.away = True
             await p.announce(2, 1)
-            await until(lambda: store.refused > FAILURES_TOLERATED)
+            await eventually(lambda: store.refused > FAILURES_TOLERATED)
             assert await waits(url) == ["objects"]
             assert (await ask(url, "/generate", body_of([1, 2], 2)))[0] == 200
             store.fetched.clear()
@@ -70,11 +71,11 @@ def test_a_run_that_starts_while_the_store_is_away_is_taken_up_when_it_is_back(t
             await p.applied(0)
             store.away = True
             await p.start_run()
-            await until(lambda: store.refused > FAILURES_TOLERATED)
+            await eventually(lambda: store.refused > FAILURES_TOLERATED)
             assert (await ask(replica.health.url, "/readyz"))[0] == 200
             assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200
             store.away = False
-            await until(lambda: replica.agent.run_id == RUN)
+            await eventually(lambda: replica.agent.run_id == RUN)
 
     run(test, tmp_path)
 
@@ -111,7 +112,7 @@ def test_a_run_whose_cache_this_machine_has_no_room_for_takes_no_replica_from_on
             engine = replica.server.engine
             await p.start_run("r-large", another_base(tmp_path / "large", context=10**9))
             unread = replica.agent.candidates.unread
-            await until(lambda: "r-large" in unread and unread["r-large"].failures > FAILURES_TOLERATED)
+            await eventually(lambda: "r-large" in unread and unread["r-large"].failures > FAILURES_TOLERATED)
             assert "cache_rows: found 8 rows of 1000000000 positions" in unread["r-large"].what
             assert (await ask(replica.health.url, "/readyz"))[0] == 200
             assert (await ask(replica.health.url, "/generate", body_of([1, 2], 2)))[0] == 200
@@ -130,7 +131,7 @@ def test_a_checkpoint_whose_cache_this_machine_has_no_room_for_ends_the_process_
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "services.inference"], env=env, capture_output=True, text=True, timeout=180
+        [sys.executable, "-m", "services.inference"], env=env, capture_output=True, text=True, timeout=patient(180)
     )
     assert done.returncode
     assert "cache_rows: found 160 rows of 1000000000 positions (context)" in done.stderr
@@ -152,12 +153,12 @@ def test_a_pin_holds_over_new_versions_and_new_runs_until_it_is_let_go(tmp_path)
             p.write_version(2, 1)
             await p.announce(2, 1)
             await p.start_run("r-later")
-            await until(lambda: "r-later" in replica.agent.following.started)
+            await eventually(lambda: "r-later" in replica.agent.following.started)
             assert (await ask(url, "/pin", {"serial": 0}))[0] == 200  # it was looked at
             assert (await ask(url, "/readyz"))[0] == 200
             await serves(p, url, 0)
             assert await ask(url, "/pin", {"serial": -1}) == (200, {"serial": -1, "run": RUN})
-            await until(lambda: replica.agent.shown.run == "r-later")
+            await eventually(lambda: replica.agent.shown.run == "r-later")
             await p.bus.publish(RUNS_STATE, "r-later", status("r-later", "finished"))
             await p.applied(2, after=seen)
 
@@ -283,7 +284,7 @@ def test_the_base_that_mends_it_is_taken_when_it_is_published_however_long_the_r
             spoil(p, 1, "payload")
             await p.announce(1)
             await p.applied(1, ok=False, after=seen)
-            await until(lambda: failed() > before + FAILURES_TOLERATED)
+            await eventually(lambda: failed() > before + FAILURES_TOLERATED)
             p.write_version(2, None)
             await p.announce(2)
             await p.applied(2, after=seen + 1)

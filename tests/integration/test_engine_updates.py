@@ -16,14 +16,15 @@ from services.inference.published import bits_of
 from services.inference.service import Inference
 from shared.model import ModelConfig, Transformer, load_checkpoint, save_checkpoint
 from shared.weights import checksum
-from tests.integration.engine_platform import CONFIG, RUN, Platform, ask, body_of, expected_logprobs, run, until
+from tests.integration.engine_platform import CONFIG, RUN, Platform, ask, body_of, expected_logprobs, run
 from tests.integration.sglang_world import World
+from tests.patience import eventually
 
 UPDATE = "/update_weights_from_disk"
 
 
 async def ready(replica: Inference) -> str:
-    await until(lambda: replica.health.ready)
+    await eventually(lambda: replica.health.ready)
     return replica.health.url
 
 
@@ -42,7 +43,7 @@ def test_the_weights_of_a_folder_serve_verified_and_what_was_asked_before_goes_o
             await ask(url, "/generate", body_of(prompt, 4))
             await ask(url, "/pause_generation", {"mode": "in_place"})
             running = asyncio.create_task(ask(url, "/generate", body_of([5, 6, 7], 12)))
-            await until(lambda: replica.server.engine.waiting == 1)
+            await eventually(lambda: replica.server.engine.waiting == 1)
             status, told = await ask(url, UPDATE, {"model_path": str(tmp_path / "other"), "load_format": "auto"})
             assert (status, told["success"], told["weight_version"]) == (200, True, "1")
             assert "version 1 samples" in told["message"]
@@ -166,7 +167,7 @@ def test_a_replica_that_was_given_weights_is_taken_for_no_runs_policy(tmp_path):
             url = await ready(replica)
             assert (await ask(url, UPDATE, {"model_path": str(tmp_path / "other")}))[0] == 200
             await p.start_run()
-            await until(lambda: RUN in replica.agent.following.started)
+            await eventually(lambda: RUN in replica.agent.following.started)
             assert (await ask(url, UPDATE, {"model_path": str(p.base)}))[0] == 200
             assert replica.agent.run_id == ""
             assert (await ask(url, "/model_info"))[1]["serial"] == 2

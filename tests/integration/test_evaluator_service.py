@@ -31,7 +31,8 @@ from shared.contracts.messages import (
     Verdict,
 )
 from shared.telemetry import Health
-from tests.integration.rollout_platform import PROBLEMS, RUN, Platform, eventually, make_checkpoint, platform
+from tests.integration.rollout_platform import PROBLEMS, RUN, Platform, make_checkpoint, platform
+from tests.patience import eventually, patient
 
 SAMPLES = 3
 TOTAL = len(PROBLEMS) * (SAMPLES + 1)
@@ -174,7 +175,7 @@ def test_a_client_that_asks_again_while_the_evaluation_is_put_away_gets_its_answ
     answered, close = threading.Event(), Archive.close
 
     def late(archive: Archive, request: EvalRequested) -> None:
-        assert answered.wait(60)
+        assert answered.wait(patient(60))
         close(archive, request)
 
     monkeypatch.setattr(Archive, "close", late)

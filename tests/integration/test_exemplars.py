@@ -9,15 +9,15 @@ from pathlib import Path
 import yaml
 
 from infra.grafana import check
+from infra.servers.ports import free_port
 from services.reward import metrics
 from shared.contracts.tracing import trace_id
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
-from tests.integration.test_dashboards import free_port
+from tests.patience import until
 from tests.watching import Program, need, running
 
 COMPOSE = yaml.safe_load((Path(__file__).resolve().parents[2] / "docker-compose.yml").read_text())
-PATIENCE_S = 60
 
 
 def test_the_trace_of_a_graded_attempt_is_found_beside_the_curve(tmp_path: Path) -> None:
@@ -40,12 +40,7 @@ def exemplars(prometheus: Program, target: str, folder: Path) -> list[dict[str, 
     address = f"127.0.0.1:{free_port()}"
     command = [str(prometheus.path), "--config.file=prometheus.yml", "--storage.tsdb.path=data", feature]
     with running([*command, f"--web.listen-address={address}"], folder, prometheus.environment):
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
-            if found := asked(f"http://{address}"):
-                return found
-            time.sleep(0.5)
-    return []
+        return until(lambda: asked(f"http://{address}"), "exemplars of graded attempts", 60, every=0.5)
 
 
 def asked(url: str) -> list[dict[str, str]]:

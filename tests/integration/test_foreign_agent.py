@@ -25,6 +25,7 @@ from shared.environments.verifiers import VerifiersEnvironment
 from shared.environments.verifiers.problem import VerifiersProblem
 from tests.contract.sandboxes import NO_BWRAP
 from tests.laboratory import FILES, SOLUTION, Laboratory, hidden
+from tests.patience import eventually
 from tests.unit.endpoint.world import Policy, Said, renderer, require_exact
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)]
@@ -145,9 +146,7 @@ def test_an_agent_that_never_ends_is_submitted_at_the_limit(tmp_path: Path) -> N
 def test_a_deadline_ends_the_agent_while_it_waits_for_an_answer(tmp_path: Path) -> None:
     async def late(policy: Policy, agent: ForeignAgent, running: asyncio.Task[StopReason]) -> None:
         policy.free.clear()
-        async with asyncio.timeout(200):
-            while not policy.seen:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await eventually(lambda: policy.seen, "a question", 200)
         agent.deadline = True
         running.cancel()
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.small_disk import STORES
 from tests.integration.small_server_disk import SERVERS, SETTING
+from tests.patience import patient
 from tests.servers import need
 
 IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -20,6 +21,7 @@ def test_a_full_disk_is_said_damages_nothing_and_is_got_over(store: str, tmp_pat
     _on_a_small_disk("tests.integration.small_disk", store, tmp_path)
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("server", list(SERVERS))
 def test_a_server_whose_disk_is_full_loses_nothing_and_comes_back(server: str, tmp_path: Path) -> None:
     need(SETTING[server])  # the programs are here; this one is started apart
@@ -35,6 +37,6 @@ def _on_a_small_disk(module: str, store: str, folder: Path) -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient(600),
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -26,6 +26,7 @@ from shared.environments.registry import Environments
 from shared.sandbox import connect as connect_sandbox
 from shared.telemetry import Health
 from tests.integration.reward_platform import RIGHT, platform
+from tests.patience import eventually, patient
 from tests.servers import need, own_jobs
 
 WITHIN_S = 30.0
@@ -55,11 +56,11 @@ def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
         for job in ("first", "second"):
             Producer(channel).publish(job, routing_key=queue.name, serializer="json")
         with Consumer(channel, [queue], on_message=got.append):
-            connection.drain_events(timeout=WITHIN_S)
+            connection.drain_events(timeout=patient(WITHIN_S))
             assert [message.decode() for message in got] == ["first"]
             with hanging(), pytest.raises(connection.connection_errors):
                 got[0].ack()
-            connection.drain_events(timeout=WITHIN_S)
+            connection.drain_events(timeout=patient(WITHIN_S))
             assert [message.decode() for message in got] == ["first", "second"]
             got[1].ack()
         queue.delete()
@@ -71,19 +72,14 @@ def test_readyz_says_that_the_queue_is_away_until_it_answers_again(tmp_path: Pat
     monkeypatch.setattr(watch, "WITHIN_S", 0.5)
     url = need("ETUDE_JOBS")["ETUDE_JOBS"]
 
-    async def until(condition) -> None:
-        async with asyncio.timeout(WITHIN_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
     async def scenario() -> None:
         health = Health("grader", GraderSettings(state=tmp_path))
         async with watched(url, health):
             assert not health.ready  # not before it has answered
-            await until(lambda: health.ready)
+            await eventually(lambda: health.ready)
             with hanging():
-                await until(lambda: not health.ready)
-            await until(lambda: health.ready)
+                await eventually(lambda: not health.ready)
+            await eventually(lambda: health.ready)
 
     asyncio.run(scenario())
 
@@ -135,7 +131,7 @@ def test_a_grading_that_takes_long_delays_no_short_one(tmp_path: Path) -> None:
             try:
                 await p.announce()
                 await p.finish("long", Gated.MARK + RIGHT, grading_s=600.0)
-                assert await asyncio.to_thread(Gated.begun.wait, WITHIN_S)
+                assert await asyncio.to_thread(Gated.begun.wait, patient(WITHIN_S))
                 for name in ("short", "shorter"):
                     await p.finish(name, RIGHT)
                     scored = await p.outcome(name)
@@ -152,3 +148,39 @@ def test_a_grading_that_takes_long_delays_no_short_one(tmp_path: Path) -> None:
         asyncio.run(scenario())
     finally:
         functions.close_sync()
+
+
+def test_a_grader_whose_connections_are_lost_in_mid_job_goes_on_with_both_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_jobs()
+    monkeypatch.setenv("ETUDE_JOBS", url)
+    Gated.gate, Gated.begun = threading.Event(), threading.Event()
+    functions = connect_sandbox("process", workers=1)
+
+    async def scenario() -> None:
+        async with platform(tmp_path, 4.0) as p, p.service(), p.grader_here(functions, QUEUES["both"], Gated):
+            try:
+                await p.announce()
+                await p.finish("in hand", Gated.MARK + RIGHT, grading_s=600.0)
+                assert await asyncio.to_thread(Gated.begun.wait, patient(WITHIN_S))
+                with Redis.from_url(url) as client:
+                    mine = client.client_id()
+                    for one in client.client_list():
+                        if one["db"] == url.rpartition("/")[2] and int(one["id"]) != mine:
+                            client.client_kill_filter(_id=one["id"])
+                await p.finish("short", RIGHT)
+                assert isinstance(await p.outcome("short"), RolloutScored)
+            finally:
+                Gated.gate.set()
+            await p.finish("long", RIGHT, grading_s=600.0)
+            await p.finish("shorter", RIGHT)
+            for name in ("in hand", "long", "shorter"):
+                assert isinstance(await p.outcome(name), RolloutScored)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        functions.close_sync()
+        with Redis.from_url(url) as client:
+            client.flushdb()

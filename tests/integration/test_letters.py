@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource
@@ -12,12 +14,14 @@ from typer.testing import CliRunner
 
 from etude import letters, topics
 from shared import bus as buses
+from shared.bus import kafka_cluster
 from shared.bus.kafka_admin import administration, look
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts import topics as t
 from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert
 from shared.settings import ServiceSettings
+from tests.patience import eventually, patient, quiet
 from tests.servers import own_platform
 
 pytestmark = pytest.mark.usefixtures("platform_stores")
@@ -39,12 +43,15 @@ def read(state: Path, count: int, group: str, *sent: Raw) -> list[Alert]:
                 await bus.publish(letters.as_raw(t.ALERTS), "key", raw)
             deliveries = bus.deliveries([t.ALERTS], group, 10)
             got = []
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 for _ in range(count):
                     got.append(await anext(deliveries))
                     got[-1].done()
-                while await bus.lag([t.ALERTS], group) != {"alerts": 0}:  # noqa: ASYNC110 buried ones count when durable
-                    await asyncio.sleep(0.05)
+
+            async def none_left() -> bool:  # buried ones count when durable
+                return await bus.lag([t.ALERTS], group) == {"alerts": 0}
+
+            await eventually(none_left, "all alerts to be acknowledged", 60)
             return [delivery.message for delivery in got]
         finally:
             await bus.close()
@@ -79,7 +86,7 @@ def test_a_buried_message_is_listed_shown_and_put_back_once(tmp_path: Path) -> N
         bus = buses.connect(ServiceSettings(state=tmp_path).bus_url, client="test")
         try:
             deliveries = bus.deliveries([letters.as_raw(t.ALERTS)], None, 10)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 return [(await anext(deliveries)).message for _ in range(5)]
         finally:
             await bus.close()
@@ -107,7 +114,15 @@ def test_a_letter_that_was_cut_is_never_put_back(tmp_path: Path) -> None:
 def test_a_replay_while_another_has_the_letters_ends_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    monkeypatch.setattr(letters, "OTHERS_S", 20.0 if goes_on else 4.0)
+    monkeypatch.setattr(letters, "OTHERS_S", 60.0 if goes_on else 4.0)
+
+    looked, of_letters = threading.Event(), letters._next
+
+    async def next_letter(*arguments: Any) -> Any:
+        looked.set()
+        return await of_letters(*arguments)
+
+    monkeypatch.setattr(letters, "_next", next_letter)
 
     async def scenario() -> tuple[int, str]:
         bus = buses.connect(ServiceSettings(state=tmp_path).bus_url, client="test")
@@ -116,12 +131,13 @@ def test_a_replay_while_another_has_the_letters_ends_with_a_word(
             for _ in range(2):
                 await bus.publish(dead, "key", BAD)
             deliveries = bus.deliveries([dead], letters.REPLAYED, 10)  # as another replay does
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 held = [await anext(deliveries) for _ in range(2)]
                 second = asyncio.create_task(asyncio.to_thread(dlq, tmp_path, "replay", "alerts"))
-                await asyncio.sleep(3)
-                assert not second.done()
                 if goes_on:
+                    await eventually(looked.is_set, "the second replay to look for letters that are left", 60)
+                    await quiet(1.0, "the second replay ends while another holds the letters")
+                    assert not second.done()
                     for letter in held:
                         letter.done()
                 return await second
@@ -185,7 +201,9 @@ def test_topics_are_compared_with_their_declaration_and_made(tmp_path: Path, mon
     assert "retention.ms" in text
 
 
+@pytest.mark.parametrize("platform_stores", ["servers"], indirect=True)
 def test_without_the_right_password_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_cluster, "FIRST_CONTACT_MS", int(patient(1_500)))
     with own_platform() as found:
         server = found["ETUDE_BUS"].partition("@")[2]
         monkeypatch.setenv("ETUDE_BUS", f"kafka://etude:wrong@{server}")

@@ -25,6 +25,7 @@ from shared.problems.signatures import Signatures, fingerprint, write_signatures
 from shared.problems.splits import SPLITS, split_of
 from shared.problems.values import show
 from shared.sandbox import connect
+from tests.patience import patient
 
 FILES = 45
 SANDBOX = "bubblewrap" if shutil.which("bwrap") else "process"
@@ -38,7 +39,7 @@ def mutate(out: Path, *options: str, seed: int = 0) -> subprocess.CompletedProce
         env={**os.environ, "PYTHONHASHSEED": str(seed), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient(280),
     )
 
 
@@ -73,6 +74,7 @@ def test_equal_bytes_for_any_hash_seed_and_number_of_processes(pack: Path, tmp_p
     assert content(tmp_path / "b") == content(pack)
 
 
+@pytest.mark.timeout(600)
 def test_a_pack_that_is_there_is_left_as_it_is_and_a_damaged_one_is_made_anew(pack: Path, tmp_path: Path):
     copy = tmp_path / "copy"
     shutil.copytree(pack, copy)

@@ -26,6 +26,7 @@ from shared.sandbox.bubblewrap import interpreter, shared_libraries
 from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 from tests.contract.sandboxes import NO_BWRAP
 from tests.laboratory import SOLUTION, Laboratory, call, hidden
+from tests.patience import patient
 from tests.unit.sandbox.rootfs_world import host_programs
 
 pytestmark = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
@@ -96,7 +97,7 @@ def test_an_attempt_reaches_allowed_hosts_alone_and_its_trajectory_says_which(la
     )
 
     async def run() -> None:
-        async with asyncio.timeout(120), world() as made:
+        async with asyncio.timeout(patient(120)), world() as made:
             adapter = BubblewrapSandboxes(
                 lab.folder / "state",
                 proxy=lambda network, name: EgressProxy(

@@ -47,6 +47,7 @@ from tests.contract.sandboxes import NO_BWRAP
 from tests.integration.engine_platform import CONFIG
 from tests.integration.rollout_platform import RUN, Engine
 from tests.laboratory import SOLUTION, Laboratory, hidden
+from tests.patience import patient
 from tests.renderer_checkpoints import FAMILIES, checkpoint, tokenizer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)]
@@ -138,7 +139,7 @@ class World:
         return config
 
     async def until_finished(self, services: dict[str, subprocess.Popen[bytes]]) -> None:
-        async with asyncio.timeout(RUN_S):
+        async with asyncio.timeout(patient(RUN_S)):
             while not any(one.state == "finished" for one in self.of(m.RunStatus)):
                 ended = [name for name, process in services.items() if process.poll() is not None]
                 assert not ended
@@ -186,7 +187,7 @@ def drain(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, int]:
     """End all as an operator does; return their exit codes."""
     for process in processes.values():
         process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + DRAIN_S
+    deadline = time.monotonic() + patient(DRAIN_S)
     return {name: process.wait(max(0.1, deadline - time.monotonic())) for name, process in processes.items()}
 
 

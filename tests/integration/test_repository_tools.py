@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -157,9 +156,7 @@ def test_a_workspace_is_restored_in_another_sandbox_and_says_what_is_gone(lab: L
 
 def test_a_command_past_its_limit_is_a_result_and_the_next_one_works(lab: Laboratory) -> None:
     async def scenario(box: RepositoryWorkspace) -> None:
-        began = time.monotonic()
         found = await call(box, "shell", command="cd tools; A=1; echo begun; setsid sleep 600 & sleep 600")
-        assert time.monotonic() - began < 10
         assert found.ok
         assert found.text == "begun\n[killed after 1 s]"
         assert (await call(box, "shell", command="pwd; echo $A; pgrep sleep")).text == (

@@ -24,6 +24,7 @@ from shared.contracts.messages import (
 from shared.contracts.run import Purpose, Ref, RewardConfig
 from shared.problems import FunctionHidden
 from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, Breakable, case, key_of, platform
+from tests.patience import eventually, patient, quiet
 from tests.ruling import status
 
 POISON = "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)"
@@ -138,9 +139,9 @@ def test_a_grader_killed_in_mid_batch_loses_nothing(tmp_path: Path) -> None:
                 await p.outcome("warm")
                 for name in names:
                     await p.finish(name, SLOW)
-                await asyncio.sleep(1.0)  # in the middle of some seconds' work
-                assert not any(name in p.outcomes for name in names)
+                await p.until_begun(names[0], "first")
                 first.send_signal(signal.SIGKILL)
+                assert len(names) > len([name for name in names if name in p.outcomes])  # more seconds' work was left
             async with p.grader_here():
                 outcomes = [await p.outcome(name) for name in names]
             assert all(isinstance(o, RolloutScored) and o.verdict.solved for o in outcomes)
@@ -163,8 +164,8 @@ def test_a_grader_whose_sandbox_breaks_takes_nothing_more_until_it_is_mended(
             sandboxes.break_down()
             for i in range(4):
                 await p.finish(f"a{i}", RIGHT)
-            await p.until(lambda: not health.ready, 20)
-            await asyncio.sleep(4.0)  # two tries, a second apart, would be over by now
+            await eventually(lambda: not health.ready)
+            await quiet(2.5, "attempts fail, after two tries a second apart, where the grader's sandbox is to blame")
             assert set(p.outcomes) == {"warm"}
             assert not health.ready
             sandboxes.broken = False
@@ -185,7 +186,7 @@ def test_an_attempt_that_breaks_its_sandbox_takes_no_neighbour_along(tmp_path: P
             await p.finish("poison", POISON)
             for i in range(6):
                 await p.finish(f"a{i}", RIGHT)
-            await asyncio.sleep(0.5)  # all of them in one job
+            await p.until_sent(7)
             async with p.grader_here(sandboxes.functions):
                 outcomes = [await p.outcome(f"a{i}", 60) for i in range(6)]
                 poison = await p.outcome("poison", 60)
@@ -206,7 +207,7 @@ def test_two_rollouts_of_one_epoch_get_a_verdict_each_on_their_own_files(tmp_pat
             async with p.grader_here():
                 for name, sources in (("a", (WRONG, RIGHT)), ("b", (RIGHT, WRONG))):
                     sent = [await p.finish(name, source) for source in sources]
-                    await p.until(lambda name=name: len(p.outcomes.get(name, [])) == 2)
+                    await eventually(lambda name=name: len(p.outcomes.get(name, [])) == 2)
                     told = {o.trajectory: o.verdict.solved for o in p.outcomes[name] if isinstance(o, RolloutScored)}
                     assert [told[word.trajectory] for word in sent] == [source == RIGHT for source in sources]
 
@@ -226,9 +227,9 @@ def test_the_first_verdict_wins(tmp_path: Path) -> None:
                 await p.finish("a", RIGHT)
                 first = await p.outcome("a")
                 await p.finish("a", RIGHT)
-                await p.until(lambda: len(p.outcomes["a"]) == 2)
+                await eventually(lambda: len(p.outcomes["a"]) == 2)
                 await p.finish("a", RIGHT, epoch=1)
-                await p.until(lambda: len(p.outcomes["a"]) == 3)
+                await eventually(lambda: len(p.outcomes["a"]) == 3)
             verdicts = [o.verdict for o in p.outcomes["a"] if isinstance(o, RolloutScored)]
             assert isinstance(first, RolloutScored)
             assert verdicts[:2] == [earlier.verdict] * 2
@@ -244,7 +245,7 @@ def test_a_service_that_restarts_takes_up_what_was_not_scored(tmp_path: Path) ->
             async with p.service():
                 for i in range(5):
                     await p.finish(f"a{i}", RIGHT)
-                await asyncio.sleep(0.5)
+                await p.until_sent(5)
             assert p.outcomes == {}
             async with p.service():
                 async with p.grader_here():
@@ -259,9 +260,9 @@ def test_attempts_wait_for_graders_that_are_away_and_the_service_says_so(tmp_pat
         async with platform(tmp_path, patience_s=0.5) as p, p.service() as health:
             await p.announce()
             await p.finish("a", RIGHT)
-            await p.until(lambda: not health.ready)
+            await eventually(lambda: not health.ready)
             assert "graders" in health._waits
-            await asyncio.sleep(2.0)  # silence alone is no failure
+            await p.until_sent(3)  # the same attempt, time and again: silence alone is no failure
             assert p.outcomes == {}
             async with p.grader_here():
                 assert isinstance(await p.outcome("a"), RolloutScored)
@@ -314,9 +315,9 @@ def test_a_grader_that_is_told_to_stop_finishes_its_job(tmp_path: Path) -> None:
                 await p.finish("warm", RIGHT)
                 await p.outcome("warm")
                 await p.finish("a", SLOW)
-                await asyncio.sleep(0.5)
+                await p.until_begun("a")
                 process.send_signal(signal.SIGTERM)
                 assert isinstance(await p.outcome("a"), RolloutScored)
-                assert await asyncio.to_thread(process.wait, 30) == 0
+                assert await asyncio.to_thread(process.wait, patient(30)) == 0
 
     asyncio.run(scenario())

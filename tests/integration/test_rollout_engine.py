@@ -23,7 +23,8 @@ from shared.contracts.trajectory import unpack, unpack_routing
 from shared.model import ModelConfig, Transformer, save_checkpoint
 from shared.telemetry import Health
 from tests.integration.engine_platform import ask
-from tests.integration.rollout_platform import RUN, Platform, eventually, make_checkpoint, platform
+from tests.integration.rollout_platform import RUN, Platform, make_checkpoint, platform
+from tests.patience import eventually, patient
 from tests.ruling import status
 
 SESSIONS, AT_WORK = 64, 48
@@ -87,20 +88,22 @@ async def begin(p: Platform) -> None:
 
 async def in_hand(p: Platform, health: Health) -> list[AttemptKey]:
     """SESSIONS attempts, each with a generation that waits at an engine which stands still."""
-    await eventually(lambda: health.ready, START_S)
+    await eventually(lambda: health.ready, seconds=START_S)
     await ask(address(p), "/pause_generation", {"mode": "in_place"})
     sampling = Sampling(max_completion_tokens=200)
     keys = [await p.ask(p.request(f"p{1 + i % 6}", sampling=sampling)) for i in range(SESSIONS)]
-    async with asyncio.timeout(START_S):
-        while (await said(p))["waiting"] < SESSIONS:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+    async def all_wait() -> bool:
+        return (await said(p))["waiting"] >= SESSIONS
+
+    await eventually(all_wait, f"{SESSIONS} sessions to wait", START_S)
     return keys
 
 
 async def kill_at_work(p: Platform, process: subprocess.Popen[bytes]) -> int:
     """Lets it go on, and kills it with at least AT_WORK sessions running. Returns how many ran."""
     await ask(address(p), "/continue_generation", {})
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(patient(START_S)):
         while (running := (await said(p))["running"]) < AT_WORK:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     process.kill()
@@ -163,18 +166,18 @@ def test_attempts_survive_an_engine_that_is_stopped_and_one_that_is_killed(tmp_p
                     keys.append(await p.ask(p.request(f"p{1 + len(keys) % 6}", sampling=sampling)))
 
             with engine(p) as process:
-                await eventually(lambda: health.ready, 60)
+                await eventually(lambda: health.ready, seconds=START_S)
                 await begin_some(6)
-                await p.heard(topics.ROLLOUTS_FINISHED, 6)
+                await p.heard(topics.ROLLOUTS_FINISHED, 6, seconds=START_S)
                 process.send_signal(signal.SIGSTOP)
                 await eventually(lambda: not health.ready)
                 await begin_some(6)
                 process.send_signal(signal.SIGCONT)
-                await p.heard(topics.ROLLOUTS_FINISHED, 12)
+                await p.heard(topics.ROLLOUTS_FINISHED, 12, seconds=START_S)
                 await begin_some(16)
-                await p.heard(topics.ROLLOUTS_FINISHED, 14)
+                await p.heard(topics.ROLLOUTS_FINISHED, 14, seconds=START_S)
             with engine(p):
-                finished = await p.heard(topics.ROLLOUTS_FINISHED, len(keys))
+                finished = await p.heard(topics.ROLLOUTS_FINISHED, len(keys), seconds=START_S)
             assert {f.key.attempt for f in finished} == {k.attempt for k in keys}
             for one in finished:
                 assert isinstance(one, RolloutFinished)

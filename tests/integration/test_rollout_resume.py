@@ -21,6 +21,7 @@ from shared.contracts import topics
 from shared.contracts.messages import (
     AttemptCancel,
     AttemptCheckpointed,
+    AttemptHeartbeat,
     RolloutFailed,
     RolloutFinished,
     RolloutRequested,
@@ -28,7 +29,8 @@ from shared.contracts.messages import (
 )
 from shared.contracts.run import Sampling
 from shared.contracts.trajectory import Trajectory, unpack
-from tests.integration.rollout_platform import RUN, Engine, Platform, eventually, make_checkpoint, platform
+from tests.integration.rollout_platform import RUN, Engine, Platform, make_checkpoint, platform
+from tests.patience import eventually
 
 ATTEMPTS, TURNS = 32, 8
 SECONDS = 240.0  # for one thing to happen, on a machine under load
@@ -85,6 +87,7 @@ class Reconciler:
     finished: dict[str, RolloutFinished] = field(default_factory=dict)
     failed: list[RolloutFailed] = field(default_factory=list)
     checkpoints: int = 0
+    marks: int = 0
 
     async def listen(self) -> None:
         heard = [topics.ATTEMPTS_PROGRESS, topics.ROLLOUTS_FINISHED]
@@ -95,9 +98,20 @@ class Reconciler:
                     self.checkpoints += 1
                 case RolloutFinished() as message:
                     self.finished[message.key.attempt] = message
+                case RolloutFailed(reason="mark") | AttemptHeartbeat(worker="mark"):
+                    self.marks += 1
                 case RolloutFailed() as message:
                     self.failed.append(message)
             delivery.done()
+
+    async def catch_up(self) -> None:
+        """Wait until all is heard that was said up to now: a mark at the end of each topic was."""
+        wanted, nobody = self.marks + 2, self.p.request().key
+        beat = AttemptHeartbeat(run=RUN, worker="mark", attempts={}, silent=[])
+        await self.p.bus.publish(topics.ATTEMPTS_PROGRESS, "mark", beat)
+        failed = RolloutFailed(run=RUN, key=nobody, reason="mark", worker="mark")
+        await self.p.bus.publish(topics.ROLLOUTS_FINISHED, "mark", failed)
+        await eventually(lambda: self.marks >= wanted, "the marks to be heard")
 
     def has(self, checkpoints: int) -> bool:
         return self.checkpoints >= checkpoints or len(self.finished) == ATTEMPTS
@@ -158,13 +172,13 @@ def test_attempts_whose_workers_are_killed_go_on_from_their_last_turn(
                 for kill in range(kills):
                     # Somewhere in the turns that are left: kills are spread over the attempts' whole length.
                     until = reconciler.checkpoints + rng.randint(1, max(1, ATTEMPTS * TURNS // (kills + 2)))
-                    await eventually(partial(reconciler.has, until), SECONDS)
+                    await eventually(partial(reconciler.has, until), seconds=SECONDS)
                     process.send_signal(signal.SIGKILL)
                     process.wait()
-                    await asyncio.sleep(0.5)  # what it had said is read; in reality its lease takes longer
+                    await reconciler.catch_up()  # with what it had said
                     await reconciler.ask_again()
                     process = start(p, kill + 1)
-                await eventually(lambda: len(reconciler.finished) == ATTEMPTS, SECONDS)
+                await eventually(lambda: len(reconciler.finished) == ATTEMPTS, seconds=SECONDS)
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -210,7 +224,7 @@ def test_a_worker_that_is_told_to_leave_saves_what_it_holds_within_thirty_second
                 await reconciler.ask(p.request(f"p{1 + i}", sampling=SAMPLING))
             process = start(p, 0)
             try:
-                await eventually(lambda: engine.waiting == 4, SECONDS)
+                await eventually(lambda: engine.waiting == 4, seconds=SECONDS)
                 process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(process.wait, 30)
                 await eventually(lambda: len(reconciler.failed) == 4)
@@ -219,7 +233,7 @@ def test_a_worker_that_is_told_to_leave_saves_what_it_holds_within_thirty_second
                 engine.free.set()
                 await reconciler.ask_again()
                 process = start(p, 1)
-                await eventually(lambda: len(reconciler.finished) == 4, SECONDS)
+                await eventually(lambda: len(reconciler.finished) == 4, seconds=SECONDS)
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()

@@ -33,7 +33,8 @@ from shared.contracts.trajectory import unpack, unpack_routing
 from shared.environments import Places
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
-from tests.integration.rollout_platform import Engine, Platform, eventually, make_checkpoint, platform, routing_of
+from tests.integration.rollout_platform import Engine, Platform, make_checkpoint, platform, routing_of
+from tests.patience import eventually, quiet
 from tests.ruling import status
 
 
@@ -131,8 +132,9 @@ def test_without_a_usable_engine_attempts_wait_and_the_service_says_so(run: Runn
                 engine.dead = True  # as after SIGSTOP: connections are taken, nothing is answered
                 await eventually(lambda: not health.ready)
                 await p.ask(p.request())
-                await p.heard(topics.ATTEMPTS_PROGRESS, 1, lambda m: isinstance(m, AttemptClaimed))
-                await asyncio.sleep(0.5)
+                await p.heard(
+                    topics.ATTEMPTS_PROGRESS, 5, lambda m: isinstance(m, AttemptHeartbeat) and bool(m.attempts)
+                )
                 engine.dead = False
                 await eventually(lambda: health.ready)
                 (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
@@ -165,7 +167,7 @@ def test_a_version_below_the_floor_serves_nothing_even_if_its_replica_says_other
             engine.serial = 1  # started again, and not yet where it was
             await p.ask(p.request(policy_floor=4))
             await eventually(lambda: len(engine.requests) == 1)
-            await asyncio.sleep(0.3)
+            await quiet(0.3, "the replica is asked again although its version is below the floor")
             assert len(engine.requests) == 1
             engine.serial = 6
             await p.announce(engine)
@@ -180,6 +182,7 @@ def test_a_pinned_attempt_is_served_by_its_version_or_fails_as_infrastructure(ru
         rollout, evaluation = Engine(p.repairs, serial=4), Engine(p.repairs, serial=3, name="e", pool="evaluation")
         async with rollout.running(), evaluation.running(), p.worker(rollout_pin_wait_s=0.3):
             await p.announce(rollout, evaluation)
+            await eventually(lambda: rollout.probes and evaluation.probes)
             served = await p.ask(p.request(pinned=3, purpose=Purpose.evaluate))
             missing = await p.ask(p.request(pinned=9, purpose=Purpose.evaluate))
             results = {m.key.attempt: m for m in await p.heard(topics.ROLLOUTS_FINISHED, 2)}
@@ -304,7 +307,7 @@ def test_a_newer_epoch_replaces_an_older_one_and_a_zombie_request_is_ignored(run
             await p.announce(engine)
             for epoch in (0, 1, 0):
                 await p.ask(p.request(attempt="a-same", epoch=epoch))
-                await asyncio.sleep(0.2)
+                await p.acknowledged(topics.ROLLOUTS_REQUESTED, "rollout")
             engine.free.set()
             await p.heard(topics.ROLLOUTS_FINISHED, 1)
             await p.ask(p.request())
@@ -351,7 +354,7 @@ def test_a_paused_run_gets_no_new_attempts_but_evaluations_go_on(run: Runner) ->
         await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "paused"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
-            await asyncio.sleep(0.3)
+            await p.knows("held")
             trained = await p.ask(p.request())
             evaluated = await p.ask(p.request(pinned=0, purpose=Purpose.evaluate))
             (first,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
@@ -368,10 +371,12 @@ def test_requests_that_come_before_the_runs_objects_wait_for_them(run: Runner) -
         config_key = "runs/r-test/config.json"
         config = p.objects.get(p.objects.head(config_key))
         p.objects.delete(config_key)
+        looked, head = [], p.objects.head
+        p.objects.head = lambda key: looked.append(key) or head(key)  # type: ignore[func-returns-value, method-assign]
         async with Engine(p.repairs).running() as engine, p.worker():
             await p.announce(engine)
             await p.ask(p.request())
-            await asyncio.sleep(0.3)
+            await eventually(lambda: config_key in looked)
             p.objects.put(config_key, config)
             (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert isinstance(finished, RolloutFinished)
@@ -400,9 +405,11 @@ def test_old_words_about_a_run_that_goes_on_lose_no_request(run: Runner) -> None
         await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "finished"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
-            await asyncio.sleep(0.3)
+            await p.knows("held")
+            looked, state = [], p.runs.state
+            p.runs.state = lambda run: looked.append(run) or state(run)
             asked = await p.ask(p.request())
-            await asyncio.sleep(0.3)
+            await eventually(lambda: looked, "the request to be held")
             await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "running"))
             (finished,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert finished.key.attempt == asked.attempt
@@ -420,7 +427,7 @@ def test_a_request_to_a_run_that_seems_finished_is_given_back_not_dropped(
         await p.bus.publish(topics.RUNS_STATE, "r-test", status("r-test", "finished"))
         async with Engine(p.repairs, serial=0).running() as engine, p.worker():
             await p.announce(engine)
-            await asyncio.sleep(0.3)
+            await p.knows("finished")
             asked = await p.ask(p.request())
             (failed,) = await p.heard(topics.ROLLOUTS_FINISHED, 1)
             assert isinstance(failed, RolloutFailed)

@@ -14,6 +14,7 @@ from services.rollout.generation import RoutingShape
 from services.rollout.inference import Inference, Session
 from shared.telemetry import Health
 from tests.integration.rollout_platform import EXPERTS, LAYERS, RUN, Engine, K
+from tests.patience import quiet
 
 
 def test_a_session_begins_under_the_version_that_serves_and_keeps_it_over_a_swap(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_an_attempt_that_has_tokens_asks_no_replica_out_of_rotation_for_an_older
             inference.fleet.replicas["new"].alive = False
             inference.fleet.replicas["old"].alive = True
             going_on = asyncio.create_task(session.generate([1, 2, 7, 3, 7, 4], max_new_tokens=1, first_row=0))
-            await asyncio.sleep(0.3)
+            await quiet(0.3, "the old replica is asked for an older version than the attempt's first")
             assert not old.requests
             old.serial = 2
             inference.apply(msgspec.structs.replace(old.applied(), serial=3, ok=False, serving=2))

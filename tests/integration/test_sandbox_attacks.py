@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from shared.sandbox import CallResult, FunctionRun, Limits, bubblewrap, connect
 from shared.sandbox.inside import confine
 from shared.sandbox.inside.needed_calls import NEEDED
 from shared.sandbox.pool import FunctionPool
+from tests.patience import patient, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 HONEST = FunctionRun("def f(): return 'fine'", "f", ("[]",), Limits(time_s=120.0))
@@ -40,7 +40,7 @@ def attack(pool: FunctionPool, source: str, *args: object, time_s: float = 60.0,
     calls = tuple(encode([a]) for a in args) or ("[]",)
     limits = Limits(time_s=time_s, call_s=5.0, **options)  # type: ignore[arg-type]
     results = pool.run_sync([FunctionRun(source, "f", calls, limits)])[0]
-    assert sandboxed() == before, "a process outlived its run, or the nursery was lost"
+    until(lambda: sandboxed() == before, "the processes of a run to end, and no nursery to be lost")
     assert pool.run_sync([HONEST]) == [[CallResult('"fine"')]]
     return results
 
@@ -207,6 +207,7 @@ def test_an_early_exit_with_status_zero_passes_nothing(functions: FunctionPool) 
     assert attack(functions, "import os\nos._exit(0)") == [CallResult(None, "Died")]
 
 
+PATIENT = Limits(time_s=120.0, call_s=60.0)  # for what is no attack, on a machine that is busy
 BROKEN = """
 import os
 for fd in range(3, 64):
@@ -220,7 +221,10 @@ os._exit(125)
 
 def test_a_candidate_cannot_say_that_its_sandbox_broke(functions: FunctionPool) -> None:
     """It would get no verdict, and neither would those that are graded with it."""
-    runs = [FunctionRun(source=BROKEN, entry="f", args=("[]",)), FunctionRun("def f(): return 7", "f", ("[]",))]
+    runs = [
+        FunctionRun(source=BROKEN, entry="f", args=("[]",)),
+        FunctionRun("def f(): return 7", "f", ("[]",), PATIENT),
+    ]
     forged, innocent = functions.run_sync(runs)
     assert forged[0].value is None
     assert innocent == [CallResult("7")]
@@ -303,9 +307,7 @@ def f():
     while True:
         pass
 """
-    started = time.monotonic()
     assert attack(functions, source, time_s=0.5) == [CallResult(None, "Timeout")]
-    assert time.monotonic() - started < 200
 
 
 @pytest.mark.parametrize(
@@ -517,7 +519,7 @@ time.sleep(600)
     assert sandbox
     owner.kill()
     owner.wait()
-    _, alive = psutil.wait_procs(sandbox, timeout=30)
+    _, alive = psutil.wait_procs(sandbox, timeout=patient(30))
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -532,7 +534,4 @@ def test_the_candidate_is_nobody_on_the_host(functions: FunctionPool) -> None:
 
     assert inside()
     # A nursery that just starts, say after an earlier test's attack, is root until it enters its namespace.
-    deadline = time.monotonic() + 30
-    while not all(p.uids().real >= bubblewrap.FIRST_UID for p in inside()):
-        assert time.monotonic() < deadline, {p.pid: p.uids() for p in inside()}
-        time.sleep(0.1)
+    until(lambda: all(p.uids().real >= bubblewrap.FIRST_UID for p in inside()), "sandboxes to be nobody on the host")

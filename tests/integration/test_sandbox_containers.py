@@ -8,8 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from shared.sandbox.containers.sandboxes import ContainerSandboxes
 from shared.sandbox.contract import Base, Cause, Limits
 from shared.sandbox.inside.layer import VOLUME
 from tests import docker_engine
+from tests.patience import eventually, until
 
 LIMITS = Limits(memory_mb=128, disk_mb=64, processes=32, seconds=300.0)
 TIME_S = 60.0
@@ -57,15 +56,6 @@ def containers_of(run: str) -> list[dict[str, Any]]:
         found.close()
 
 
-def eventually(done: Callable[[], bool], within_s: float = 60.0) -> bool:
-    end = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    return True
-
-
 def test_an_image_with_nothing_but_a_shell_serves(run: str) -> None:
     async def scenario() -> None:
         adapter = ContainerSandboxes(run=run, warm=0)
@@ -79,7 +69,7 @@ def test_an_image_with_nothing_but_a_shell_serves(run: str) -> None:
             await adapter.close()
 
     asyncio.run(scenario())
-    assert eventually(lambda: not containers_of(run))
+    until(lambda: not containers_of(run), seconds=60, every=0.2)
 
 
 def test_a_container_has_no_network_no_privilege_and_limits(run: str) -> None:
@@ -150,7 +140,7 @@ def test_nothing_is_left_of_a_killed_worker(run: str) -> None:
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    assert eventually(lambda: not containers_of(run))
+    until(lambda: not containers_of(run), seconds=60, every=0.2)
 
 
 def test_a_container_that_is_removed_from_outside_is_infrastructure(run: str) -> None:
@@ -160,8 +150,14 @@ def test_a_container_that_is_removed_from_outside_is_infrastructure(run: str) ->
             sandbox = await adapter.open(Base(), LIMITS)
             session = await sandbox.session()
             running = asyncio.create_task(session.run("sleep 600", time_s=TIME_S))
-            await asyncio.sleep(0.5)
-            adapter.engine.api.remove_container(containers_of(run)[0]["Id"], force=True)
+            (container,) = containers_of(run)
+
+            def begun() -> bool:
+                processes = adapter.engine.api.top(container["Id"])["Processes"]
+                return any("sleep 600" in " ".join(fields) for fields in processes)
+
+            await eventually(lambda: asyncio.to_thread(begun), "the command to begin")
+            adapter.engine.api.remove_container(container["Id"], force=True)
             with pytest.raises(SandboxUnavailable, match="ended"):
                 await running
             with pytest.raises(SandboxUnavailable):
@@ -217,8 +213,8 @@ def test_a_container_of_the_pool_serves_the_next_sandbox_and_none_is_left(run: s
             await adapter.close()
 
     asyncio.run(scenario())
-    assert eventually(lambda: not containers_of(run))
-    assert eventually(lambda: volumes_of_sandboxes() <= before)
+    until(lambda: not containers_of(run), seconds=60, every=0.2)
+    until(lambda: volumes_of_sandboxes() <= before, seconds=60, every=0.2)
 
 
 def test_a_snapshot_keeps_owners_modes_links_and_deletions_of_every_place(run: str, tmp_path: Path) -> None:
@@ -255,12 +251,11 @@ def test_a_snapshot_keeps_owners_modes_links_and_deletions_of_every_place(run: s
                 await first.restore(kept)
             assert (await session.run(look, time_s=TIME_S)).stdout == wanted
             mounts = "grep -c ' - overlay ' /proc/self/mountinfo"
-            for _ in range(100):  # old ones go a moment later
-                count = int((await (await first.session()).run(mounts, time_s=TIME_S)).stdout)
-                if count == 5:
-                    break
-                await asyncio.sleep(0.1)
-            assert count == 5
+
+            async def old_ones_are_gone() -> bool:
+                return int((await (await first.session()).run(mounts, time_s=TIME_S)).stdout) == 5
+
+            await eventually(old_ones_are_gone, "five mounts", every=0.1)
             changes = await first.changes()
             assert {"gone", "folder/inner/file"} <= set(changes.deleted)
             second = await adapter.open(Base(tree=tmp_path), LIMITS, snapshot=kept)
@@ -269,7 +264,7 @@ def test_a_snapshot_keeps_owners_modes_links_and_deletions_of_every_place(run: s
             await adapter.close()
 
     asyncio.run(scenario())
-    assert eventually(lambda: not containers_of(run))
+    until(lambda: not containers_of(run), seconds=60, every=0.2)
 
 
 def test_a_user_is_given_to_one_live_container_alone(run: str) -> None:

@@ -7,17 +7,15 @@ machine stays well where no limit holds.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from shared.sandbox import SandboxUnavailable
+from shared.sandbox import SandboxUnavailable, channel
 from shared.sandbox.contract import Cause, CommandResult, Sandbox, Session
 from tests.integration.naive_sandbox import NaiveSandboxes
 from tests.integration.sandbox_attacks import (
@@ -36,6 +34,8 @@ from tests.integration.sandbox_attacks import (
     works,
     world_of,
 )
+from tests.patience import eventually as wait_for
+from tests.patience import patient, until, within
 
 LONG = "sleep @mark@"
 PYTHON_LONG = "import os, time\nos.execv('/bin/sleep', ['sleep', '@mark@'])"
@@ -192,6 +192,14 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield world
 
 
+@pytest.fixture(autouse=True)
+def answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb takes the machine's processor time from the sandbox that is to end it, and others have taken most of it before."""
+    late_s = patient(channel.ANSWER_S)
+    monkeypatch.setattr(channel, "ANSWER_S", late_s)
+    monkeypatch.setitem(channel.Channel.ask.__kwdefaults__, "wait_s", late_s)
+
+
 def broken_promises(world: World, kill: Kill, patience: float = 1.0) -> set[str]:
     """`patience`: times the time limit that the command has."""
     return world.runner.run(_broken_promises(world, kill, patience))
@@ -206,9 +214,9 @@ async def _broken_promises(world: World, kill: Kill, patience: float) -> set[str
     script = kill.control if world.naive and kill.control else kill.script
     result = await session.run(world.text(script), time_s=kill.time_s * patience)
     broken = set()
-    if not eventually(lambda: not marked(world.targets["mark"]), 0.3 if world.naive else 10.0):
+    if not gone(world):
         broken.add("left")
-    if user and not eventually(lambda: len(of_user(user)) <= before + SPARE, 10.0):
+    if user and not eventually(lambda: len(of_user(user)) <= before + SPARE):
         broken.add("left")
     if result.cause not in kill.causes:
         broken.add(f"cause: {result.cause}")
@@ -244,8 +252,7 @@ async def user_inside(world: World, sandbox: Sandbox) -> int:
     if world.naive:
         return 0
     program = await sandbox.spawn(["/bin/sleep", world.text("3@token@")])
-    while not (found := marked("3" + world.token)):  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    found = await wait_for(lambda: marked("3" + world.token), "the program to begin")
     user = user_of(min(found))
     await program.kill()
     return 0 if user == os.geteuid() else user
@@ -309,14 +316,21 @@ def test_a_daemon_lives_as_long_as_its_session(world: World, name: str) -> None:
     assert not _outlives_its_session(world, name)
 
 
+def gone(world: World) -> bool:
+    """Return whether all that a command began has ended. The naive sandbox ends nothing, so there it is looked at briefly."""
+    if world.naive:
+        return within(lambda: not marked(world.targets["mark"]), 0.3, "the naive sandbox ends what a command left")
+    return eventually(lambda: not marked(world.targets["mark"]))
+
+
 def _outlives_its_session(world: World, name: str) -> bool:
     session = world.runner.run(world.mine.session())
     world.runner.run(session.run(world.text(DAEMONS[name]), time_s=20.0))
-    assert eventually(lambda: bool(marked(world.targets["mark"])))
+    until(lambda: bool(marked(world.targets["mark"])))
     assert world.runner.run(works(session))
     world.runner.run(session.close())
     try:
-        return not eventually(lambda: not marked(world.targets["mark"]), 0.3 if world.naive else 10.0)
+        return not gone(world)
     finally:
         world.end_left()
 
@@ -346,17 +360,15 @@ def test_closing_a_sandbox_leaves_nothing(world: World) -> None:
             world.text("; ".join(DAEMONS[name] for name in ("setsid", "deaf daemon")).replace("&;", "&")), time_s=20.0
         )
         await session.run("mkdir -p a/b; touch a/b/c; ln -s / a/d; mkfifo a/e; chmod 000 a/b a", time_s=20.0)
-        assert eventually(lambda: len(marked(world.targets["mark"])) >= 2)
+        until(lambda: len(marked(world.targets["mark"])) >= 2)
         pid = min(marked(world.targets["mark"]))
         user, groups = user_of(pid), cgroups_of(pid)
         before, held = set(world.folder.rglob("*")), len(of_user(user)) - 1
-        started = time.monotonic()
         await sandbox.close()
-        assert time.monotonic() - started < 30
-        assert eventually(lambda: not marked(world.targets["mark"]))
+        until(lambda: not marked(world.targets["mark"]))
         # Where all sandboxes have one user, others go on.
         assert user == os.geteuid() or eventually(lambda: len(of_user(user)) < held)
-        assert eventually(lambda: not [group for group in groups if group.exists()])
+        until(lambda: not [group for group in groups if group.exists()])
         assert set(world.folder.rglob("*")) <= before
         with pytest.raises((SandboxUnavailable, ConnectionError)):
             await session.run("true", time_s=5.0)

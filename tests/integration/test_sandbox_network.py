@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.patience import patient
+
 pytest.importorskip("cryptography", reason="the network of sandboxes is an extra: etude[egress]")
 pytest.importorskip("h11", reason="the network of sandboxes is an extra: etude[egress]")
 
@@ -52,7 +54,7 @@ def within(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None
 
     def run(scenario: Callable[[World, Sandbox, Session], Awaitable[None]], base: Base = Base()) -> None:
         async def opened() -> None:
-            async with asyncio.timeout(280), world() as made:
+            async with asyncio.timeout(patient(280)), world() as made:
 
                 def proxy(network: Network, name: str) -> EgressProxy:
                     return EgressProxy(network, name=name, resolve=made.resolve, forbidden=forbidden, trust=made.trust)

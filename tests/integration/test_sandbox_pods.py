@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from shared.sandbox.pods import pod
 from shared.sandbox.pods.objects import PLACES
 from shared.sandbox.pods.sandboxes import PodSandboxes
 from tests import cluster
+from tests.patience import patient, until
 
 LIMITS = Limits(memory_mb=512, disk_mb=256, processes=64, seconds=600.0)
 IMAGE = "docker:registry.example/any:1"
@@ -50,7 +50,7 @@ def within(scenario: Callable[[PodSandboxes], Awaitable[None]], image: str = "po
     async def run() -> None:
         adapter = cluster.sandboxes(image)
         try:
-            async with asyncio.timeout(200):
+            async with asyncio.timeout(patient(200)):
                 await scenario(adapter)
         finally:
             await adapter.close()
@@ -158,10 +158,7 @@ def test_a_killed_worker_s_pod_ends_and_its_object_is_reaped(tmp_path: Path) -> 
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    ends = time.monotonic() + 60
-    while one.process.poll() is None and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert one.process.poll() is not None
+    until(lambda: one.process.poll() is not None, "the pod to end", 60)
 
     async def scenario(adapter: PodSandboxes) -> None:
         assert await adapter.reap() in (0, 1)  # the first connection has reaped already

@@ -25,6 +25,7 @@ from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 from shared.sandbox.channel import PUT_CAPS
 from shared.sandbox.contract import Base, Caps, Limits, Sandbox
 from tests.integration.under_profile import library
+from tests.patience import patient
 
 PROJECT = Path(__file__).parents[2]
 PROFILE = PROJECT / "infra" / "docker" / "seccomp-worker.json"
@@ -51,7 +52,7 @@ def once(state: Path, *machine: str, environment: dict[str, str] | None = None, 
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         env={**os.environ, **(environment or {})},
     )
     assert done.returncode == 0, done.stderr

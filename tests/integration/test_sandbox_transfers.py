@@ -28,6 +28,7 @@ from tests.integration.sandbox_attacks import (
     python,
     world_of,
 )
+from tests.patience import patient
 
 EVIL = b"evil"
 LATE_S = 60.0  # an attempt that takes longer hangs
@@ -180,7 +181,7 @@ async def came_in(world: World, one: Archive) -> list[str]:
     await once(world.mine, f"{CLEAN}; {world.text(one.before)}")
     data = one.make(world)
     try:
-        async with asyncio.timeout(LATE_S):
+        async with asyncio.timeout(patient(LATE_S)):
             await world.mine.put(data, world.text(one.at))
     except (ValueError, OSError, tarfile.TarError) as error:
         refused = f"{type(error).__name__}: {error}"
@@ -306,7 +307,7 @@ async def crossed(world: World, tree: Tree) -> list[str]:
     await once(world.mine, world.text(tree.control if world.naive and tree.control else tree.script))
     found = []
     try:
-        async with asyncio.timeout(LATE_S):
+        async with asyncio.timeout(patient(LATE_S)):
             data = await world.mine.get([world.text(path) for path in tree.paths], tree.caps)
         found = _unfit(world, data, tree.caps)
     except (ValueError, FileNotFoundError):
@@ -315,7 +316,7 @@ async def crossed(world: World, tree: Tree) -> list[str]:
         found = [f"get: {type(error).__name__}: {error}"]
     if tree.changes:
         try:
-            async with asyncio.timeout(LATE_S):
+            async with asyncio.timeout(patient(LATE_S)):
                 changes = await world.mine.changes(tree.caps)
             found += _unfit(world, changes.written, tree.caps)
         except ValueError:
@@ -408,7 +409,7 @@ def test_a_fifo_of_the_task_holds_up_no_transfer(world: World) -> None:
 
     async def scenario() -> None:
         await once(world.mine, "mkfifo pipe; mkdir -p folder; mkfifo folder/pipe")
-        async with asyncio.timeout(LATE_S):
+        async with asyncio.timeout(patient(LATE_S)):
             await world.mine.put(packed([*member("pipe"), *member("folder/pipe")]))
         assert (await once(world.mine, "cat pipe folder/pipe; rm -r pipe folder")).stdout == EVIL * 2
 

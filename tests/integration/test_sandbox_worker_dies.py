@@ -21,13 +21,13 @@ from tests.integration.sandbox_attacks import (
     adapters,
     cgroups_of,
     end_marked,
-    eventually,
     marked,
     mounts_at,
     of_user,
     user_of,
 )
 from tests.integration.sandbox_worker import AT_ONCE, LIMITS, adapter
+from tests.patience import until, within
 
 SANDBOXES = 32
 GONE_S = 60.0
@@ -79,7 +79,7 @@ def test_the_naive_sandbox_leaves_everything(state: Path, mark: str) -> None:
     with worker("naive", state, 2, mark):
         assert len(sleepers(mark)) == 4
     asyncio.run(reaped(adapter("naive", state)))
-    assert not eventually(lambda: not sleepers(mark), 1.0)
+    assert not within(lambda: not sleepers(mark), 1.0, "sandboxes end although their worker lives")
     assert len(list(state.iterdir())) == 2
 
 
@@ -87,14 +87,14 @@ def test_the_naive_sandbox_leaves_everything(state: Path, mark: str) -> None:
 def test_nothing_is_left_of_a_killed_worker(name: str, state: Path, mark: str) -> None:
     kept = asyncio.run(used_once(adapter(name, state), state))
     with worker(name, state, SANDBOXES, mark):
-        assert eventually(lambda: len(sleepers(mark)) == 2 * SANDBOXES), len(sleepers(mark))
+        until(lambda: len(sleepers(mark)) == 2 * SANDBOXES, "all sleepers")
         users = {user_of(pid) for pid in sleepers(mark)} - {os.geteuid()}
         groups = {group for pid in sleepers(mark) for group in cgroups_of(pid)}
     sandboxes = adapter(name, state)
     asyncio.run(reaped(sandboxes))
-    assert eventually(lambda: not marked(mark), GONE_S)
-    assert eventually(lambda: not [pid for user in users for pid in of_user(user)], GONE_S)
-    assert eventually(lambda: not [group for group in groups if group.exists()], GONE_S)
+    until(lambda: not marked(mark), seconds=GONE_S)
+    until(lambda: not [pid for user in users for pid in of_user(user)], seconds=GONE_S)
+    until(lambda: not [group for group in groups if group.exists()], seconds=GONE_S)
     assert not mounts_at(state)
     assert {path.relative_to(state) for path in state.rglob("*")} == kept
 
@@ -137,4 +137,4 @@ def test_every_live_sandbox_has_a_user_of_its_own(name: str, count: int, state: 
     users = asyncio.run(scenario())
     assert len(users) == count
     assert not users & {0, 65534}
-    assert eventually(lambda: not sleepers(mark))
+    until(lambda: not sleepers(mark))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from infra.servers import fleet, state
+from infra.servers import Unavailable, fleet, ports, programs, state
 from tests.servers import need
 
 
@@ -70,3 +70,27 @@ def test_the_addresses_are_for_this_users_eyes_only(folder: Path) -> None:
     fleet.up(["redis"], folder)
     assert (folder / "state.json").stat().st_mode & 0o077 == 0
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_program_that_cannot_be_fetched_is_tried_three_times_and_named_with_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise Unavailable("the mirror does not answer")
+
+    monkeypatch.setattr(programs, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(programs, "WANTED", {"Chromium": fail})
+    with pytest.raises(
+        Unavailable, match=r"make programs: cannot get Chromium in 3 tries\. the mirror does not answer"
+    ):
+        programs.fetch()
+    assert len(tries) == 3
+
+
+def test_ports_are_none_that_the_kernel_hands_out_and_none_is_given_twice() -> None:
+    found = ports.free_ports(50)
+    assert len(set(found)) == 50
+    assert not set(found) & set(ports.handed_out())

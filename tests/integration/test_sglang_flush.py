@@ -14,6 +14,7 @@ import torch
 from shared.model import causal_rows
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
+from tests.patience import patient
 from tests.sglang import KINDS, interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -35,10 +36,10 @@ def test_what_runs_over_a_swap_goes_on_with_keys_and_values_of_the_new_version(t
         ETUDE_FLUSH_ON_SWAP="true",
     )
     try:
-        answers = asyncio.run(asyncio.wait_for(over_a_swap(p, url), 600))
+        answers = asyncio.run(asyncio.wait_for(over_a_swap(p, url), patient(600)))
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        process.wait(patient(120))
     over = [(prompt, a) for prompt, a in answers if len(a["meta_info"]["weight_versions"]) > 1]
     assert over
     for prompt, answer in over:

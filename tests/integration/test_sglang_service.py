@@ -18,8 +18,9 @@ import pytest
 from shared.contracts.messages import PolicyPromoted
 from shared.contracts.topics import POLICIES_PROMOTED
 from shared.weights import read_manifest
-from tests.integration.engine_platform import RUN, Platform, ask, body_of, start_process, until
+from tests.integration.engine_platform import RUN, Platform, ask, body_of, start_process
 from tests.integration.sglang_world import World, quick, world, wrapper
+from tests.patience import eventually, patient, until
 
 __all__ = ["quick", "world"]
 
@@ -63,7 +64,7 @@ def test_a_replica_that_ends_leaves_no_version_behind_and_two_without_a_name_sha
         await w.p.start_run()
         async with w.replica(name=name) as one, w.replica(name=name and "other") as two:
             for replica in (one, two):
-                await until(lambda replica=replica: replica.agent.live is not None)
+                await eventually(lambda replica=replica: replica.agent.live is not None)
             folders = [replica.agent.live.served.folder for replica in (one, two)]
             assert folders[0] != folders[1]
             assert all((folder / "config.json").exists() for folder in folders)
@@ -109,7 +110,7 @@ def test_a_swap_keeps_the_cache_unless_it_is_to_be_flushed(world, flushes):
             w.wrong(refuse=["1"])  # what served before is loaded again, and flushed again
             w.p.write_version(1, 0)
             await w.p.announce(1, 0)
-            await asyncio.sleep(0.3)
+            await w.refused(replica)
             w.wrong()
             await w.p.applied(1)
             status, answer = await generating
@@ -129,10 +130,10 @@ def test_a_stop_in_the_middle_of_a_swap_lets_running_requests_end(world):
         async with w.replica(drain_s=30.0) as replica:
             await w.p.applied(0)
             generating = asyncio.create_task(ask(replica.health.url, "/generate", body_of([1, 2], 50)))
-            await until(lambda: not replica.engine.server.idle.is_set())
+            await eventually(lambda: not replica.engine.server.idle.is_set())
             w.p.write_version(1, 0)
             await w.p.announce(1, 0)
-            await until(lambda: replica.engine.server.keeper.paused)
+            await eventually(lambda: replica.engine.server.keeper.paused)
         status, answer = await generating
         assert status == 200
         assert len(answer["output_ids"]) == 50
@@ -150,7 +151,7 @@ def test_a_server_is_not_continued_from_outside_before_its_new_weights_were_veri
             url = replica.health.url
             w.p.write_version(1, 0)
             await w.p.announce(1, 0)
-            await until(lambda: replica.server.keeper.paused)
+            await eventually(lambda: replica.server.keeper.paused)
             status, _ = await ask(url, "/continue_generation", {})
             assert status == 200
             assert replica.agent.live.serial == 1  # nobody says so of a version before it was verified
@@ -197,12 +198,12 @@ def test_a_load_that_fails_is_undone_and_the_third_takes_the_replica_out_until_a
             assert (await ask(replica.health.url, "/readyz"))[0] == 503
             assert replica.agent.live is not None
             assert replica.agent.live.serial == 0
-            async with asyncio.timeout(60):  # what it had goes on, bit for bit
-                status, checked = await ask(replica.health.url, "/weights_checker", {})
-                while status != 200:
-                    await asyncio.sleep(0.05)
-                    status, checked = await ask(replica.health.url, "/weights_checker", {})
-            assert checked["serial"] == 0
+
+            async def answers() -> bool:
+                return (await ask(replica.health.url, "/weights_checker", {}))[0] == 200
+
+            await eventually(answers, seconds=60)  # what it had goes on, bit for bit
+            assert (await ask(replica.health.url, "/weights_checker", {}))[1]["serial"] == 0
             w.wrong()
             p.write_version(2, None)
             await p.announce(2)
@@ -222,7 +223,7 @@ def test_a_server_that_dies_of_a_version_comes_back_with_the_one_before(world):
             p.write_version(1, 0)
             w.wrong(die="1")
             await p.announce(1, 0)
-            await until(lambda: replica.server.keeper.starts == 2)
+            await eventually(lambda: replica.server.keeper.starts == 2)
             w.wrong()
             await p.applied(1)
             await w.ready(replica)
@@ -242,7 +243,7 @@ def test_where_the_way_back_fails_too_a_new_process_serves_what_was_served(world
             p.write_version(1, 0)
             w.wrong(refuse=["0", "1"])
             await p.announce(1, 0)
-            await until(lambda: not psutil.pid_exists(before))
+            await eventually(lambda: not psutil.pid_exists(before))
             w.wrong()
             await p.applied(1)
             after = await w.server(replica)
@@ -265,11 +266,11 @@ def test_a_server_that_is_killed_comes_back_with_the_version_that_it_served(worl
             await p.applied(1)
             url = replica.health.url
             lost = asyncio.create_task(ask(url, "/generate", body_of([1, 2], 60)))
-            await asyncio.sleep(0.2)
+            await w.asked(replica, 1)
             pid = (await w.server(replica))["pid"]
             os.kill(pid, signal.SIGKILL)
             assert (await lost)[0] == 503  # "not now": the client asks again
-            await until(lambda: replica.server.keeper.starts == 2)
+            await eventually(lambda: replica.server.keeper.starts == 2)
             await w.ready(replica)
             assert (await ask(url, "/health"))[0] == 200
             _, answer = await ask(url, "/generate", body_of([1, 2], 3))
@@ -326,9 +327,11 @@ def test_a_client_that_goes_away_ends_its_request_in_the_server(world):
         await w.p.start_run()
         async with w.replica() as replica:
             await w.p.applied(0)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(ask(replica.health.url, "/generate", body_of([1, 2, 3], 60, rid="gone")), 0.2)
-            await until(replica.server.idle.is_set)
+            asked = len((await w.server(replica))["asked"])
+            leaving = asyncio.create_task(ask(replica.health.url, "/generate", body_of([1, 2, 3], 60, rid="gone")))
+            await w.asked(replica, asked + 1)
+            leaving.cancel()
+            await eventually(replica.server.idle.is_set)
             _, answer = await ask(replica.health.url, "/generate", body_of([1, 2, 3], 3, rid="gone"))
             assert answer["meta_info"]["finish_reason"]["type"] == "abort"  # the stand-in remembers aborted ids
 
@@ -358,7 +361,7 @@ def test_the_servers_metrics_stand_among_ours(world):
         await w.p.start_run()
         async with w.replica() as replica:
             await w.p.applied(0)
-            async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+            async with asyncio.timeout(patient(60)), aiohttp.ClientSession() as session:
                 text = ""
                 while "sglang:num_running_reqs 3.0" not in text:
                     async with session.get(f"{replica.health.url}/metrics") as response:
@@ -400,7 +403,7 @@ def test_no_run_finds_the_cache_entries_of_another_in_a_server_that_stays(world)
             async with w.replica(name="attaches", sglang_url=url) as replica:
 
                 async def keys(run: str) -> list[str]:
-                    await until(lambda: replica.agent.run_id == run and replica.server.live is not None)
+                    await eventually(lambda: replica.agent.run_id == run and replica.server.live is not None)
                     for rid in ("x", "y"):
                         body = body_of([1, 2, 3], 2, extra_key="0", rid=f"{run}-{rid}")
                         status, answer = await ask(replica.health.url, "/generate", body)
@@ -465,10 +468,10 @@ def test_the_server_ends_with_the_service_whatever_ends_it(tmp_path, monkeypatch
     process, pid = started()
     process.kill()
     process.wait()
-    asyncio.run(until(lambda: not alive(pid)))
+    until(lambda: not alive(pid), "the server to end")
     process, pid = started()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=patient(60)) == 0
     assert not alive(pid)
 
 
@@ -491,7 +494,7 @@ def test_settings_that_cannot_go_together_end_the_service_with_words_not_a_trace
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert ended.returncode == 1
     assert "sglang_tp: found 3; allowed: a divisor of the model's 4 attention heads" in ended.stderr

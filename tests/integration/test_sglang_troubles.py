@@ -8,8 +8,9 @@ from typing import Any
 from services.inference.candidates import FAILURES_TOLERATED
 from shared.contracts.ids import policy_prefix
 from shared.contracts.topics import RUNS_STATE
-from tests.integration.engine_platform import RUN, Store, another_base, ask, body_of, until
+from tests.integration.engine_platform import RUN, Store, another_base, ask, body_of
 from tests.integration.sglang_world import World, quick, world
+from tests.patience import eventually
 from tests.ruling import status
 
 __all__ = ["quick", "world"]
@@ -45,7 +46,7 @@ def test_a_run_that_the_settings_do_not_go_with_ends_no_server_that_serves_anoth
             pid = (await w.server(replica))["pid"]
             await w.p.start_run("r-other", another_base(w.p.state / "other", **DEEPSEEK))
             unread = replica.agent.candidates.unread
-            await until(lambda: "r-other" in unread and unread["r-other"].failures > FAILURES_TOLERATED)
+            await eventually(lambda: "r-other" in unread and unread["r-other"].failures > FAILURES_TOLERATED)
             assert "sglang_device: found 'cpu'; allowed: 'cuda'" in unread["r-other"].what
             await goes_on(w, replica, pid)
 
@@ -61,7 +62,7 @@ def test_a_run_that_the_disk_has_no_room_for_ends_no_server_that_serves_another(
             monkeypatch.setattr("services.inference.sglang.place.Place.room", lambda _: 1000)
             await w.p.start_run("r-large")
             unread = replica.agent.candidates.unread
-            await until(lambda: "r-large" in unread and unread["r-large"].failures > FAILURES_TOLERATED)
+            await eventually(lambda: "r-large" in unread and unread["r-large"].failures > FAILURES_TOLERATED)
             assert "sglang_weights: found 0.0 GiB for versions at" in unread["r-large"].what
             await goes_on(w, replica, pid)
 
@@ -91,7 +92,7 @@ def test_a_run_that_no_server_comes_up_with_gives_the_replica_back_until_it_is_s
             assert (await ask(url, "/pin", {"serial": -1}))[0] == 200
             w.wrong()
             await w.p.bus.publish(RUNS_STATE, "r-large", status("r-large", "running"))
-            await until(lambda: replica.agent.run_id == "r-large")
+            await eventually(lambda: replica.agent.run_id == "r-large")
             await w.ready(replica)
 
     world(test)
@@ -138,7 +139,7 @@ def test_a_checkpoint_that_no_server_comes_up_with_is_tried_again_for_as_long_as
     async def test(w: World) -> None:
         w.wrong(exit="ValueError: the device is taken")
         async with w.replica(checkpoint=w.p.base) as replica:
-            await until(lambda: replica.engine._starts > 1)  # of engines: each has tried several servers
+            await eventually(lambda: replica.engine._starts > 1)  # of engines: each has tried several servers
             await w.waits(replica, "ended with exit code 1 while it started: ValueError: the device is taken")
             w.wrong()
             await w.ready(replica)

@@ -17,6 +17,7 @@ from shared.contracts.run import RunConfig
 from shared.problems.pack import read_problems
 from shared.settings import ServiceSettings
 from tests.end_to_end.problems import write
+from tests.patience import patient
 
 
 def test_a_started_run_is_one_message_whose_configuration_and_parts_are_all_in_the_store(tmp_path):
@@ -36,7 +37,7 @@ def test_a_started_run_is_one_message_whose_configuration_and_parts_are_all_in_t
         data = stores.connect(settings.objects_url).get(message.config)
         return run, msgspec.json.decode(data, type=RunConfig)
 
-    run, config = asyncio.run(asyncio.wait_for(scenario(), 60))
+    run, config = asyncio.run(asyncio.wait_for(scenario(), patient(60)))
     assert (config.run, config.seed, config.schedule.minutes) == (run, 7, 3.0)
     objects = stores.connect(settings.objects_url)
     for ref in (config.base, config.pack, config.pack_hidden, config.eval_pack, config.eval_pack_hidden):

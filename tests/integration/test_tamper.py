@@ -21,6 +21,7 @@ from tests.contract.sandboxes import NO_BWRAP
 from tests.integration.tamper_attacks import ATTACKS, JUNIT, Attack, Judge
 from tests.integration.tamper_problem import FILES, FREE, SECRET, SOLVED
 from tests.laboratory import Laboratory
+from tests.patience import patient
 
 pytestmark = [pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP), pytest.mark.timeout(1200)]
 AT_A_TIME = 4
@@ -59,13 +60,11 @@ def replace_limits(problem: RepositoryProblem, seconds: float) -> RepositoryProb
 @pytest.fixture(scope="module")
 def believed(lab: Laboratory, problem: RepositoryProblem) -> Mapping[str, bool]:
     """Let the naive grader judge every attack, and the true solution and no change by each of its ways."""
-    cases: dict[str, tuple[Mapping[str, Change], Judge]] = {
-        name: (attack.changes, attack.judge) for name, attack in ATTACKS.items()
-    }
+    cases = dict(ATTACKS)
     for judge in COMMANDS:
-        cases[f"oracle by {judge}"] = SECRET.solution, judge
-        cases[f"no-op by {judge}"] = {}, judge
-    found = asyncio.run(limited([partial(naive, lab, problem, *case) for case in cases.values()]))
+        cases[f"oracle by {judge}"] = Attack(dict(SECRET.solution), judge)
+        cases[f"no-op by {judge}"] = Attack({}, judge)
+    found = asyncio.run(limited([partial(naive, lab, problem, case) for case in cases.values()]))
     return dict(zip(cases, found, strict=True))
 
 
@@ -83,16 +82,17 @@ _PYTEST = f"{runtime.python()} -m pytest -q -p no:cacheprovider --tb=no tests"
 COMMANDS: dict[Judge, str] = {
     "exit code": _PYTEST,
     "no failure": f"timeout -s KILL 15 {_PYTEST} | head -c 100000",
-    "junit": f"{_PYTEST} --junitxml=junit.xml; sleep 1",
+    "junit": f"{_PYTEST} --junitxml=junit.xml",
     "reward": f"{_PYTEST} && echo 1 > reward.txt",
     "script": "./bin/check.sh",
     "path": "pytest -q tests",
 }
 
 
-async def naive(lab: Laboratory, problem: RepositoryProblem, changes: Mapping[str, Change], judge: Judge) -> bool:
+async def naive(lab: Laboratory, problem: RepositoryProblem, attack: Attack) -> bool:
     """Say whether a grader is convinced that puts the hidden tests into the tree, the submission over them, and looks at one
     sign of success."""
+    changes, judge = attack.changes, attack.judge
     assert lab.places.sandboxes is not None
     tree = lab.environment._trees.folder(problem.tree)
     base = runtime.base(lab.places.cache, tree, ".")
@@ -110,7 +110,9 @@ async def naive(lab: Laboratory, problem: RepositoryProblem, changes: Mapping[st
         await put(sandbox, {**SECRET.tests, **changes}, "/workspace")
         await put(sandbox, {f"{_INSTALLED}/calc.py": Change(text=SOLVED)}, "/tmp/site")
         session = await sandbox.session()
-        done = await session.run(COMMANDS[judge], time_s=60, cwd="/workspace")
+        done = await session.run(COMMANDS[judge], time_s=patient(60), cwd="/workspace")
+        if attack.mark:
+            await session.run(f"until [ -e {attack.mark} ]; do sleep 0.05; done", time_s=patient(30), cwd="/workspace")
         if judge == "no failure":
             return not any(word in done.stdout for word in (b"failed", b"error"))
         if judge in ("junit", "reward"):

@@ -18,6 +18,7 @@ from shared.environments.function import FunctionEnvironment
 from shared.problems import Case, FunctionHidden, FunctionProblem
 from shared.sandbox import connect
 from tests.contract.sandboxes import NO_BWRAP
+from tests.patience import patient
 
 pytestmark = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
 BROKEN = "def f(a, b):\n    return a - b\n"
@@ -122,7 +123,7 @@ def naive(source: str, tmp_path_factory: pytest.TempPathFactory) -> bool:
     (folder / "f.py").write_text(source)
     (folder / "grade.py").write_text(NAIVE)
     argv = [sys.executable, "-B", "grade.py", json.dumps(CASES)]
-    return subprocess.run(argv, cwd=folder, capture_output=True, timeout=60, check=False).returncode == 0
+    return subprocess.run(argv, cwd=folder, capture_output=True, timeout=patient(60), check=False).returncode == 0
 
 
 def test_honest_work_is_scored_by_both_graders(

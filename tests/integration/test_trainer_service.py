@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,6 +42,7 @@ from shared.contracts.topics import (
     STEPS_COMMITTED,
 )
 from shared.objects import Objects, connect
+from tests.patience import eventually, patient, quiet
 from tests.ruling import status
 
 pytestmark = pytest.mark.slow
@@ -55,6 +55,7 @@ class Process:
     def __init__(self, state: Path, name: str = "trainer-test") -> None:
         self.state = state
         environment = {**os.environ, "ETUDE_STATE": str(state), "ETUDE_NAME": name, "OMP_NUM_THREADS": "1"}
+        environment["ETUDE_LOG_LEVEL"] = "DEBUG"
         self.log = (state / "trainer.log").open("ab")
         command = [sys.executable, "-m", "services.trainer"]
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
@@ -65,7 +66,7 @@ class Process:
 
     def drain(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(patient(PATIENCE_S))
 
 
 @pytest.fixture
@@ -97,11 +98,29 @@ class World:
     def of(self, kind: type) -> list:
         return [message for message in self.heard if isinstance(message, kind)]
 
-    async def until(self, condition: object) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():  # type: ignore[operator]
-            assert time.monotonic() < deadline, [type(m).__name__ for m in self.heard]
-            await asyncio.sleep(0.05)
+    async def until(self, condition: Callable[[], object]) -> None:
+        try:
+            await eventually(condition, seconds=PATIENCE_S)
+        except TimeoutError as late:
+            raise AssertionError([type(message).__name__ for message in self.heard]) from late
+
+    async def knows(self, state: str, *, drain: bool) -> None:
+        """Wait until the trainer has heard that the run is in that state."""
+
+        def heard() -> bool:
+            lines = (self._state / "trainer.log").read_text().splitlines()
+            told = [msgspec.json.decode(line) for line in lines if "status_heard" in line]
+            return bool(told) and (told[-1]["state"], told[-1]["drain"]) == (state, drain)
+
+        await eventually(heard, f"the trainer to hear {state}", PATIENCE_S)
+
+    async def acknowledged(self) -> None:
+        """Wait until a trainer has heard of all groups that were announced."""
+
+        async def none_left() -> bool:
+            return not sum((await self.bus.lag([GROUPS_READY], "trainer")).values())
+
+        await eventually(none_left, "the trainer to acknowledge all groups", PATIENCE_S)
 
     def start_trainer(self, name: str = "trainer-test") -> None:
         self.trainers.append(Process(self._state, name))
@@ -191,15 +210,16 @@ def test_a_paused_run_trains_what_is_complete_a_held_one_does_not_and_both_go_on
     async def scenario() -> None:
         async with started(state, tmp_path) as world:
             await world.say("paused")
-            await asyncio.sleep(0.5)  # the trainer has heard of it
+            await world.knows("paused", drain=True)
             await world.announce(0, 1, 2)
             await world.until(lambda: len(world.of(StepCommitted)) == 1)
             # Nothing else is complete, so the step is safe in a checkpoint although none is due.
             await world.until(lambda: any("/checkpoints/" in key for key in world.objects.list(f"runs/{RUN}/")))
             await world.say("paused", drain=False)
-            await asyncio.sleep(0.5)
+            await world.knows("paused", drain=False)
             await world.announce(3)
-            await asyncio.sleep(3)
+            await world.acknowledged()
+            await quiet(1.0, "a held run trains groups that are complete")
             assert len(world.of(StepCommitted)) == 1
             await world.say("running")
             await world.until(lambda: len(world.of(StepCommitted)) == 2)
@@ -247,7 +267,7 @@ def test_an_heir_gets_the_groups_that_its_living_predecessor_heard_of(state: Pat
     async def scenario() -> None:
         async with started(state, tmp_path) as world:
             await world.announce(0)
-            await asyncio.sleep(1)  # acknowledged, and waiting for a second group to make a step
+            await world.acknowledged()  # and it waits for a second group to make a step
             world.start_trainer("trainer-heir")
             await world.until(lambda: len(world.of(IncarnationStarted)) == 2)
             for number in (0, 1):  # as the scheduler does: all that waits, to the new incarnation

@@ -24,6 +24,7 @@ from shared.problems import ProblemError
 from shared.terms import Seen
 from tests.contract.sandboxes import NO_BWRAP
 from tests.integration.verifiers_world import Found, attempted, environment_of, problem_of, stand_in
+from tests.patience import eventually
 from tests.training import require_a_step, stored
 from tests.unit.endpoint.world import Policy, renderer, require_exact
 
@@ -237,9 +238,7 @@ def test_an_attempt_whose_sandbox_is_gone_before_the_reward_is_no_verdict(
     tmp_path: Path, environment: VerifiersEnvironment
 ) -> None:
     async def lose(policy: Policy, agent: ForeignAgent, running: asyncio.Task[StopReason]) -> None:
-        async with asyncio.timeout(200):
-            while not agent.recording.tree.nodes:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await eventually(lambda: agent.recording.tree.nodes, "the first answer to be recorded", 200)
         assert isinstance(agent.workspace, VerifiersWorkspace)
         await agent.workspace._sandbox.close()
 
@@ -257,12 +256,9 @@ def test_an_attempt_at_another_example_than_was_meant_is_no_verdict(
 
 def test_a_deadline_in_the_middle_of_an_answer_is_scored(tmp_path: Path, environment: VerifiersEnvironment) -> None:
     async def late(policy: Policy, agent: ForeignAgent, running: asyncio.Task[StopReason]) -> None:
-        async with asyncio.timeout(200):
-            while not agent.recording.tree.nodes:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            policy.free.clear()
-            while len(policy.seen) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await eventually(lambda: agent.recording.tree.nodes, "the first answer to be recorded", 200)
+        policy.free.clear()
+        await eventually(lambda: len(policy.seen) >= 2, "a second question", 200)
         agent.deadline = True
         running.cancel()
 

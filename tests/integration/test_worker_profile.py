@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.under_profile import library
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "infra" / "docker" / "seccomp-worker.json"
@@ -42,7 +43,7 @@ def under_profile(*without: str) -> str:
         "/",
     ]
     command = [*unprivileged, sys.executable, "-m", "tests.integration.under_profile", str(PROFILE), *without]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from infra.grafana.schema import DASHBOARDS, wrong
+from infra.grafana.schema import DASHBOARDS, build, wrong
 from infra.servers import Unavailable
 
 if __name__ == "__main__":
@@ -13,6 +13,7 @@ if __name__ == "__main__":
     argparse.ArgumentParser(prog="python -m infra.grafana.schema", description=about).parse_args()
     paths = sorted(DASHBOARDS.glob("*.json"))
     try:
+        build()
         lines = wrong(paths)
     except Unavailable as error:
         sys.exit(str(error))
