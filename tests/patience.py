@@ -31,7 +31,9 @@ def limit(seconds: float) -> float:
     return min(patient(seconds), max(seconds, MOST_S))
 
 
-async def eventually(look: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = 30.0, every: float = LOOK_S) -> T:
+async def eventually(
+    look: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = 30.0, every: float = LOOK_S
+) -> T:
     """Look until `look` returns something true, and return that. Raise TimeoutError with `what` after `seconds`, made patient."""
     deadline = time.monotonic() + patient(seconds)
     while True:

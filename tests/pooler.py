@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from sqlalchemy import create_engine, make_url
 
-from infra.servers import Unavailable, pgbouncer
+from infra.servers import pgbouncer
 from tests import missing, servers
 
 
@@ -35,10 +33,5 @@ def pooled(folder: Path, mode: str = "transaction", **options: str) -> Iterator[
 
 
 def _program() -> Path:
-    """Fetched under ETUDE_TEST_SERVERS=require. Where it cannot be had the test skips: not every system has a package."""
-    if os.environ.get("ETUDE_TEST_SERVERS") == "require":
-        try:
-            return pgbouncer.install()
-        except Unavailable as error:
-            pytest.skip(str(error))
+    """`make servers` fetches it. Where it cannot be had the test skips: not every system has a package."""
     return pgbouncer.here() or missing.skip(["PgBouncer"], servers.COMMAND)
