@@ -57,5 +57,28 @@ def until(look: Callable[[], T], what: str = "", seconds: float = 30.0, every: f
     return found
 
 
+def within(look: Callable[[], object], seconds: float, why: str) -> bool:
+    """Return whether `look` returns something true within `seconds`, never made patient: a window for what must not happen.
+    `why`: what would be wrong."""
+    assert why
+    deadline = time.monotonic() + seconds
+    while not (found := bool(look())) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return found
+
+
+async def quiet(seconds: float, why: str) -> None:
+    """Let `seconds` pass, never made patient: a window in which something must not happen, where no event says that it did not.
+    `why`: what must not happen."""
+    assert why
+    await asyncio.sleep(seconds)
+
+
+def still(seconds: float, why: str) -> None:
+    """As `quiet`, for a test without asyncio."""
+    assert why
+    time.sleep(seconds)
+
+
 def _late(look: Callable[[], object], what: str, seconds: float) -> str:
     return f"{what or getattr(look, '__qualname__', look)}: not within {patient(seconds):g} s"
