@@ -1,7 +1,7 @@
 """The real SGLang that tests run against: infra/sglang_cpu.
 
-ETUDE_TEST_SGLANG says what a test does where `make sglang` has not installed the environment: `auto` (the default) skips it,
-ETUDE_TEST_SGLANG says what a test does where `make sglang` has not installed it: `auto` (the default) skips, `require` fails,
+ETUDE_TEST_SGLANG says what a test does where `make sglang` has not installed it: `auto` (the default) skips, `require` fails.
+`none` skips even where it is installed.
 """
 
 from __future__ import annotations
