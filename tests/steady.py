@@ -261,6 +261,8 @@ def _fetcher(function: ast.expr, scope: Sequence[ast.AST]) -> bool:
     holder, _, name = _dotted(function).rpartition(".")
     if holder:
         return (holder.rpartition(".")[2], name) in FETCHERS
+    if name not in {one for _, one in FETCHERS}:
+        return False
     modules = [
         one.module
         for one in ast.walk(scope[0])
