@@ -21,7 +21,7 @@ from services.scheduler.desk import Desk
 from services.scheduler.leadership import Leadership
 from services.scheduler.store import Fenced, Store
 from shared.process import identity
-from tests.patience import until
+from tests.patience import patient, until
 from tests.unit.scheduler.ledgers import opened
 from tests.unit.scheduler.world import RUN, World, config
 
@@ -82,7 +82,7 @@ def test_a_holder_that_falls_silent_with_the_lease_locked_is_replaced(
             batch.flush()
         else:
             silent.execute(text("INSERT INTO written VALUES (:number)"), [{"number": 1}, {"number": 2}])
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + patient(60)
         term = None
         while term is None and time.monotonic() < ends:
             with contextlib.suppress(OperationalError):  # the row is locked
