@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ def own_schema(ledger: str) -> Iterator[str]:
         admin.dispose()
 
 
+_platforms = itertools.count()  # of this process
+
+
 def own_jobs() -> str:
     """Return the address of one of Redis' databases 1 to 15. Tests that run side by side in several processes share none."""
     worker, workers = (
@@ -67,7 +71,7 @@ def own_jobs() -> str:
         int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
     )
     mine = range(1 + int(worker.removeprefix("gw")), 16, workers)
-    return f"{need('ETUDE_JOBS')['ETUDE_JOBS'].rpartition('/')[0]}/{secrets.choice(mine)}"
+    return f"{need('ETUDE_JOBS')['ETUDE_JOBS'].rpartition('/')[0]}/{mine[next(_platforms) % len(mine)]}"
 
 
 @contextlib.contextmanager

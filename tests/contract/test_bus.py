@@ -14,6 +14,7 @@ from shared.contracts.codec import MAX_BYTES, MessageTooLarge, Raw
 from shared.contracts.messages import Alert, RunCommand
 from shared.contracts.topics import Topic
 from tests.contract.bus_world import World, alert, go, nothing_comes, take, texts, world
+from tests.patience import patient, quiet
 
 __all__ = ["go", "world"]
 
@@ -297,13 +298,13 @@ def test_a_broadcast_reader_knows_when_it_has_read_what_was_there_at_its_start(w
         knows = asyncio.create_task(deliveries.caught_up())
         for _ in range(299):
             (await anext(deliveries)).done()
-        await asyncio.sleep(0.5)  # a pause, however long, says nothing
+        await quiet(0.5, "a pause, however long, says nothing")
         assert not knows.done()
         last = await anext(deliveries)
-        await asyncio.wait_for(knows, 10)
+        await asyncio.wait_for(knows, patient(30))
         last.done()
         await bus.publish(world.topic, "k", alert("new"))
-        await asyncio.wait_for(deliveries.caught_up(), 10)  # and goes on knowing it
+        await asyncio.wait_for(deliveries.caught_up(), patient(30))  # and goes on knowing it
         assert texts(await take(deliveries, 1)) == ["new"]
 
     go(scenario)
@@ -313,7 +314,7 @@ def test_of_an_empty_log_everything_was_read_at_once(world, go):
     async def scenario():
         bus = world.open()
         deliveries = bus.deliveries([world.topic], None, 4)
-        await asyncio.wait_for(deliveries.caught_up(), 20)
+        await asyncio.wait_for(deliveries.caught_up(), patient(30))
         assert await nothing_comes(deliveries)
 
     go(scenario)
@@ -326,10 +327,10 @@ def test_who_waits_for_the_past_hears_when_it_will_never_be_read(world, go):
         deliveries = bus.deliveries([world.topic], None, 4)
         waits = asyncio.create_task(deliveries.caught_up())
         await take(deliveries, 4)  # it answers none: no more come
-        await asyncio.sleep(0.3)
+        await quiet(0.3, "one that reads no further does not know")
         await bus.close()
         with pytest.raises(BusUnavailable):
-            await asyncio.wait_for(waits, 10)
+            await asyncio.wait_for(waits, patient(30))
         with pytest.raises(ValueError, match="group"):
             await world.open().deliveries([world.topic], world.group, 4).caught_up()
 
@@ -375,7 +376,8 @@ def test_batches_are_full_when_there_is_plenty_and_partial_after_the_linger(worl
     async def scenario():
         bus = world.open()
         await bus.publish_many([(world.topic, "k", alert(i)) for i in range(25)])
-        stream = batches(bus.deliveries([world.topic], world.group, 64), max_size=10, linger_s=0.3)
+        # A busy machine pauses for less than the linger.
+        stream = batches(bus.deliveries([world.topic], world.group, 64), max_size=10, linger_s=3.0)
         sizes = []
         async for batch in stream:
             sizes.append(len(batch))

@@ -9,15 +9,11 @@ from statistics import median
 
 import pytest
 
-from shared import watch
-from shared.bus import BusUnavailable, dead_letters, kafka, kafka_reader
-from shared.bus.watched import opened
+from shared.bus import dead_letters, kafka_reader
 from shared.contracts.codec import Raw
 from shared.contracts.messages import AttemptCancel
 from shared.contracts.topics import Topic
 from shared.contracts.tracing import TRACE_HEADER, trace_id
-from shared.settings import ServiceSettings
-from shared.telemetry import Health
 from tests.contract.bus_world import alert, drained, go, nothing_comes, take, texts, world
 
 __all__ = ["go", "world"]
@@ -243,113 +239,6 @@ def test_a_clock_that_jumps_loses_and_holds_up_nothing(world, go, monkeypatch, j
             seen.add(delivery.message.what)
             delivery.done()
         await drained(bus, world.topic, world.group, deliveries)
-
-    go(scenario)
-
-
-@pytest.mark.alone
-def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go):
-    async def scenario():
-        bus = world.open()
-        await bus.publish_many([(world.topic, str(i), alert(i)) for i in range(10)])
-        deliveries = bus.deliveries([world.topic], world.group, 100)
-        got = await take(deliveries, 5)
-        for delivery in got:
-            delivery.done()
-        durable: set[str] = set()
-
-        async def publish():
-            for i in range(10, 40):
-                while str(i) not in durable:
-                    try:
-                        await bus.publish(world.topic, str(i), alert(i))
-                        durable.add(str(i))
-                    except BusUnavailable:
-                        await asyncio.sleep(0.3)
-
-        publishing = asyncio.create_task(publish())
-        async with world.away():
-            await asyncio.sleep(2.0)
-        seen = set(texts(got))
-        while len(seen) < 40:
-            delivery = await anext(deliveries)
-            seen.add(delivery.message.what)
-            delivery.done()
-        await publishing
-        await drained(bus, world.topic, world.group, deliveries)
-
-    go(scenario)
-
-
-@pytest.mark.alone
-def test_after_a_hang_that_outlasts_the_patience_of_publishers_they_publish_again(world, go, monkeypatch):
-    """What fails first must not keep what else hangs from being given up: a producer has batches for many partitions."""
-    monkeypatch.setattr(kafka, "PUBLISH_WITHIN_MS", 3_000)
-
-    async def scenario():
-        bus = world.open()
-        await bus.publish(world.topic, "k", alert("before"))
-        async with world.away(frozen=True):
-            for _ in range(1 if world.embedded else 3):  # which waits 10 s for a lock
-                with pytest.raises(BusUnavailable):
-                    await bus.publish_many([(world.topic, str(i), alert("meanwhile")) for i in range(32)])
-        while True:
-            try:
-                await bus.publish(world.topic, "k", alert("after"))
-                break
-            except BusUnavailable:
-                await asyncio.sleep(0.2)
-        seen = set()
-        deliveries = bus.deliveries([world.topic], world.group, 10)
-        while "after" not in seen:
-            delivery = await anext(deliveries)
-            seen.add(delivery.message.what)
-            delivery.done()
-
-    go(scenario)
-
-
-@pytest.mark.alone
-def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go):
-    async def scenario():
-        bus = world.open()
-        await bus.publish_many([(world.topic, "k", alert(i)) for i in range(3)])
-        deliveries = bus.deliveries([world.topic], world.group, 10)
-        got = await take(deliveries, 3)
-        async with world.away():
-            for delivery in got:
-                delivery.done()
-            impatient = [asyncio.wait_for(bus.lag([world.topic], world.group), 1.0) for _ in range(40)]
-            assert {type(e) for e in await asyncio.gather(*impatient, return_exceptions=True)} == {TimeoutError}
-            async with asyncio.timeout(2.0):
-                await asyncio.to_thread(lambda: None)  # the threads that every service shares are free
-            with pytest.raises(BusUnavailable):
-                async with asyncio.timeout(40.0):  # the embedded bus waits 10 s for a lock, and may have begun before
-                    await bus.lag([world.topic], world.group)
-        await drained(bus, world.topic, world.group, deliveries)
-
-    go(scenario)
-
-
-@pytest.mark.parametrize("frozen", [False, True], ids=["stopped", "frozen"])
-@pytest.mark.alone
-def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, tmp_path, monkeypatch, frozen):
-    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
-
-    async def scenario():
-        health = Health("listener", ServiceSettings(state=tmp_path))
-        async with opened(world.url, health) as bus:
-            while not health.ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            async with world.away(frozen=frozen):
-                while health.ready:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                with pytest.raises(BusUnavailable):
-                    # The embedded bus waits 10 s for a lock, and may have begun before.
-                    async with asyncio.timeout(40.0):
-                        await bus.ping()
-            while not health.ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
 
     go(scenario)
 

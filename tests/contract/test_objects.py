@@ -231,7 +231,8 @@ def test_a_directory_without_attributes_is_read_and_written_all_the_same(tmp_pat
     """What an older version wrote, a copy that left them behind, a file system that has none."""
     objects = DirectoryObjects(tmp_path / "o")
     old = objects.put("old", b"old")
-    os.removexattr(tmp_path / "o" / "old", directory.CHECKSUM)
+    with contextlib.suppress(OSError):  # this disk may have no attributes itself
+        os.removexattr(tmp_path / "o" / "old", directory.CHECKSUM)
     assert objects.head("old") == old
     assert objects.get(objects.head("old")) == b"old"
 

@@ -29,6 +29,7 @@ from shared.sandbox.contract import (
     Snapshot,
 )
 from tests.contract.sandboxes import AGENTS, every
+from tests.patience import quiet
 
 LIMITS = Limits(memory_mb=512, disk_mb=512, processes=64, seconds=600.0)
 TIME_S = 60.0  # a busy machine must not end a command that does nothing wrong
@@ -279,7 +280,7 @@ def test_a_command_is_not_blamed_for_background_processes_of_an_earlier_one(with
     async def scenario(sandbox: Sandbox, session: Session) -> None:
         many = "for i in $(seq 58); do sleep 60 & done; : > full; wait"
         await said(session, f"(until [ -e go ]; do sleep 0.02; done; {many}) &")
-        await asyncio.sleep(0.2)  # the loop in the background forks: it is no quiet server
+        await quiet(0.2, "the loop in the background forks: it is no idle server")
         assert await said(session, ": > go; until [ -e full ]; do :; done; echo innocent") == "innocent"
         assert await said(session, "echo well") == "well"
 
@@ -530,7 +531,7 @@ def test_a_program_speaks_through_pipes_and_no_session_reaches_it(within: Within
 def test_a_program_that_ends_wrote_its_last_and_loses_nothing(within: Within) -> None:
     async def scenario(sandbox: Sandbox, session: Session) -> None:
         program = await sandbox.spawn(["/bin/sh", "-c", "head -c 3000000 /dev/zero; echo end; echo error >&2"])
-        await asyncio.sleep(0.3)
+        await quiet(0.3, "the program writes and ends while nobody reads")
         got = b""
         while part := await program.receive(100_000):
             assert len(part) <= 100_000

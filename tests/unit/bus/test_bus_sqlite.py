@@ -15,6 +15,7 @@ from shared.bus.sqlite_store import Position, Row, Store
 from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert, PolicyApplied, RunCommand
 from shared.contracts.topics import POLICIES_APPLIED, RUNS_COMMANDS, RUNS_STATE, Topic
+from tests.patience import quiet
 from tests.ruling import status
 
 TOPIC = Topic("t", (Alert,), partitions=4)
@@ -186,7 +187,7 @@ def test_a_locked_file_delays_a_publish_and_loses_nothing(tmp_path):
         lock = sqlite3.connect(path, isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         publish = asyncio.create_task(bus.publish(TOPIC, "k", alert(1)))
-        await asyncio.sleep(0.3)
+        await quiet(0.3, "a publish waits for the lock")
         assert not publish.done()  # and the event loop was never blocked
         lock.execute("ROLLBACK")
         await publish

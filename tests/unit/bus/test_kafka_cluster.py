@@ -72,8 +72,12 @@ def test_a_broker_of_an_authority_of_ones_own_is_trusted_with_its_certificate_al
         with pytest.raises(BusUnavailable):
             reach(url)
         assert not any(asked)  # it was refused before a word was said
-        with pytest.raises(BusUnavailable):  # it hangs up on all questions
-            reach(f"{url}&ca={ca}")
+        for within_ms in (1_000, 10_000):  # a busy machine may need longer for the handshake
+            monkeypatch.setattr("shared.bus.kafka_cluster.FIRST_CONTACT_MS", within_ms)
+            with pytest.raises(BusUnavailable):  # it hangs up on all questions
+                reach(f"{url}&ca={ca}")
+            if any(asked):
+                break
         assert any(asked)
 
 

@@ -39,6 +39,7 @@ def test_questions_without_an_answer_leave_no_threads_and_no_files_behind(monkey
                 gc.collect()  # some sockets are closed by it alone
                 held.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
             await bus.close()
-            assert held[-1] == held[0]
+            # Threads and files of earlier tests may end meanwhile.
+            assert all(last <= first for first, last in zip(held[0], held[-1], strict=True)), held
 
         asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -24,6 +24,7 @@ from shared import bus
 from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.life import RunState, offered
+from tests.patience import patient
 from tests.unit.console.conftest import HOSTILE, RUN
 from tests.unit.console.serving import access, console
 
@@ -198,7 +199,7 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
         try:
             page = ""
             file = tmp_path / "run" / "console-x.json"
-            until = time.monotonic() + 120
+            until = time.monotonic() + patient(120)
             while RUN not in page and time.monotonic() < until:
                 time.sleep(0.1)
                 if file.exists():
@@ -212,7 +213,7 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
                 assert json.load(answer)["ready"]
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(patient(60)) == 0
         assert not file.exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from etude import supervisor as s
 from etude.status import collect, show
 from services.__main__ import wrong
 from shared.settings import ADDRESSES, BadSettings, ServiceSettings, read
+from tests.patience import until
 
 WRONG = [
     ("bus", "kafak://x:1", "did you mean kafka://"),
@@ -108,11 +108,10 @@ def test_status_says_what_a_service_that_keeps_dying_said_last(
     told: list[str] = []
     with s.Supervisor(tmp_path, say=told.append) as supervisor:
         supervisor.start([s.ServiceSpec("dies", "dies", {"PYTHONPATH": str(tmp_path)})])
-        deadline = time.monotonic() + 60
-        while supervisor.restarts()["dies"] < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.3)  # the supervisor writes what it knows
-        (row,) = collect(tmp_path)
+        until(lambda: supervisor.restarts()["dies"] >= 2, "the second start", 60)
+        (row,) = until(
+            lambda: [row for row in collect(tmp_path) if row.get("ended")], "the end that the supervisor wrote"
+        )
         show(tmp_path, as_json=False)
     last = "exit code 1: ValueError: Invalid learning rate: -1.0"
     assert (row["state"] in ("down", "starting"), row["ended"]) == (True, last)

@@ -24,6 +24,7 @@ from etude.demo.prepare import DemoError
 from etude.demo.run import LOCAL, Demo, run
 from shared.settings import ServiceSettings, Told
 from tests.end_to_end.problems import write
+from tests.patience import patient
 
 PAGE = Console(file=io.StringIO())
 
@@ -231,7 +232,7 @@ TO_ALL = (signal.SIGINT, os.killpg)  # as a terminal does
 ALONE = [(number, os.kill) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "send"), [TO_ALL, *ALONE])
 def test_a_signal_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(
     number: signal.Signals, send: Callable[[int, int], None], tmp_path: Path
@@ -246,12 +247,12 @@ def test_a_signal_while_problems_are_made_says_how_to_go_on_and_blocks_nothing(
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whoever runs the tests may ignore it (nohup)
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         while not _children(demo.pid) and demo.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         maker = int(_children(demo.pid)[0])
         send(demo.pid, number)
-        out, _ = demo.communicate(timeout=60)
+        out, _ = demo.communicate(timeout=patient(60))
     finally:
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGKILL)

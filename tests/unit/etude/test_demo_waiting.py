@@ -32,6 +32,7 @@ from shared.objects import Objects
 from shared.problems import pack as packs
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
+from tests.patience import eventually, patient
 from tests.ruling import status
 
 NOW = 1000.0
@@ -105,6 +106,7 @@ def test_a_paused_run_is_waited_for_and_stalls_only_after_it_goes_on(tmp_path: P
         bus, objects = buses.connect(settings.bus_url, client="test"), stores.connect(settings.objects_url)
         async with Conductor(bus, objects, "r", patience) as conductor:
             await _said(bus, "paused")
+            await eventually(lambda: conductor.progress.paused, "the pause")
             end = asyncio.create_task(conductor.finished())
             await asyncio.wait({end}, timeout=6 * patience.give_up_s)
             assert not end.done()
@@ -251,7 +253,7 @@ def test_the_logs_of_a_stopped_demo_are_there_to_be_read(tmp_path: Path, capsys:
     log = tmp_path / "logs" / "sleeper.log"
     with Supervisor(tmp_path, say=lambda _: None) as supervisor:
         supervisor.start([ServiceSpec("sleeper", "this")])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while not (log.exists() and "Zen" in log.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
     status_command.show_logs(tmp_path, "sleeper", follow=False, lines=40)

@@ -29,6 +29,7 @@ from shared.contracts import messages as m
 from shared.contracts import topics as t
 from shared.contracts.run import Ref, RunConfig
 from shared.settings import ServiceSettings
+from tests.patience import patient
 from tests.ruling import status
 from tests.unit.etude.figure_messages import REF, RUN, begun, evaluated, published, step, word
 
@@ -73,7 +74,7 @@ class Platform:
         return [(line["step"], line["value"]) for line in lines if line["name"] == "train/loss"]
 
     def until(self, steps: Sequence[tuple[int, float]]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while self.steps() != list(steps) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.steps() == list(steps)
@@ -168,7 +169,7 @@ def test_ctrl_c_ends_following_and_what_was_written_stays(tmp_path: Path) -> Non
         try:
             platform.until([(1, 1.0)])
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=patient(60))
         finally:
             process.kill()
     assert (process.returncode, said) == (0, "What was written stays; called again it goes on.\n")

@@ -26,6 +26,7 @@ from shared import bus as buses
 from shared import objects as stores
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_what_a_terminal_sends_to_the_supervisor_does_not_reach_the_services(tmp
     stays = s.ServiceSpec("stays", "stays", {"PYTHONPATH": str(tmp_path)})
     with s.Supervisor(tmp_path, say=lambda _: None) as supervisor:
         supervisor.start([stays])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while not supervisor.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         process = supervisor.processes()["stays"]
@@ -80,7 +81,7 @@ def test_what_a_terminal_sends_to_the_supervisor_does_not_reach_the_services(tmp
 def test_detaching_where_another_runs_is_refused(tmp_path: Path, sleeper: s.ServiceSpec) -> None:
     with s.Supervisor(tmp_path, say=lambda _: None) as first:
         first.start([sleeper])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while s._written_by(tmp_path) != os.getpid() and time.monotonic() < deadline:
             time.sleep(0.05)
         found = subprocess.run(
@@ -108,7 +109,7 @@ def test_a_service_that_cannot_be_started_does_not_end_the_watching(tmp_path: Pa
     (tmp_path / "logs").write_text("in the way: no log can be opened")
     with s.Supervisor(tmp_path, say=said.append) as supervisor:
         supervisor.start([s.ServiceSpec("a", "this")])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while not said and time.monotonic() < deadline:
             time.sleep(0.05)
         (tmp_path / "logs").unlink()
@@ -127,7 +128,7 @@ def test_a_full_disk_under_the_supervisors_own_log_ends_no_service_and_no_watchi
         s.Supervisor(tmp_path, say=lambda text: full.write(text.encode()) and None) as supervisor,
     ):
         supervisor.start([stays])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not supervisor.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         before = supervisor.processes()
@@ -145,7 +146,7 @@ def test_the_log_of_a_service_that_runs_on_and_on_stays_small(tmp_path: Path, mo
     log, kept = tmp_path / "logs" / "talks.log", tmp_path / "logs" / "talks.log.1"
     with s.Supervisor(tmp_path, say=lambda _: None) as supervisor:
         supervisor.start([s.ServiceSpec("talks", "talks", {"PYTHONPATH": str(tmp_path)})])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         generations: set[str] = set()
         while len(generations) < 3 and time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
@@ -160,7 +161,7 @@ def test_a_service_that_cannot_use_its_settings_is_not_started_again_and_status_
     said: list[str] = []
     with s.Supervisor(tmp_path, say=said.append) as supervisor:
         supervisor.start([s.ServiceSpec("rollout", "services.rollout", {"ETUDE_ROLLOUT_CONCURRENCY": "none"})])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not supervisor.refused() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert supervisor.refused() == ["rollout"]
@@ -215,7 +216,7 @@ def test_down_ends_the_supervisor_that_holds_the_folder(tmp_path: Path, capsys: 
         assert process.stdout.readline() == "up\n"
         s.stop(tmp_path)
         assert capsys.readouterr().out == "Stopped.\n"
-        assert process.wait(10) == 0
+        assert process.wait(patient(10)) == 0
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

@@ -76,10 +76,10 @@ def test_a_bus_that_is_silent_in_the_middle_of_its_past_is_given_up(
             return self
 
         async def __anext__(self) -> None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
         async def caught_up(self) -> None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     async def story(bus: Bus) -> None:
         monkeypatch.setattr(bus, "deliveries", lambda *_: Silent())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -42,17 +41,18 @@ def test_an_import_that_cannot_be_written_is_told_before_a_problem_is_read(tmp_p
     assert (done.exit_code, "--out /proc/pack: cannot be written: /proc" in done.output) == (2, True), done.output
 
 
-def test_a_folder_without_a_distribution_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_distribution_is_refused_before_anything_is_mined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_workers", None)  # what would follow fails
     source, out = tmp_path / "source", tmp_path / "pack"
     source.mkdir()
     (source / "module.py").write_text("def f(x):\n    return x\n")
-    started = time.monotonic()
     done = CliRunner().invoke(app, ["mutate", "--also", str(source), "--out", str(out)], env={"COLUMNS": "400"})
     assert (done.exit_code, out.exists()) == (2, False)
     assert "--also" in done.output
     assert "found no distribution" in done.output
     assert "pip install --target" in done.output
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])

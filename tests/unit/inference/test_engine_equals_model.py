@@ -13,6 +13,7 @@ import torch
 from services.inference.engine import Engine, Overloaded
 from services.inference.request import Request, Result
 from shared.model import ModelConfig, Transformer, causal_rows
+from tests.patience import patient
 
 # Logits of a standard deviation above 1 (`check`): a wrong RoPE or router bias would show. At 0.3, with heads of 8, the plain
 # model's own float32 was up to 2.6e-5 away from its float64, and no engine could hold 1e-5.
@@ -120,7 +121,7 @@ class Asked:
         self._done.set()
 
     def result(self) -> Result:
-        assert self._done.wait(60), "no answer"
+        assert self._done.wait(patient(60)), "no answer"
         assert self._result is not None
         return self._result
 
@@ -250,7 +251,7 @@ def test_a_swap_in_mid_generation_keeps_the_cache_and_every_token_knows_its_vers
 
     asked = Asked(engine, np.arange(20), 30, progress=progress)
     result = asked.result()
-    assert swapped.wait(10)
+    assert swapped.wait(patient(10))
     versions = result.versions_C.tolist()
     assert versions == [0] * 10 + [7] * 20
     assert result.oldest_kv_version == 0
@@ -343,8 +344,8 @@ def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(engine_of):
 def test_abort_frees_the_row_and_returns_what_there_was(engine_of):
     engine = engine_of(build())
     begun, told = threading.Event(), threading.Event()
-    asked = Asked(engine, np.arange(10), 80, progress=lambda *_: begun.set() or told.wait(10))
-    assert begun.wait(10)
+    asked = Asked(engine, np.arange(10), 80, progress=lambda *_: begun.set() or told.wait(patient(10)))
+    assert begun.wait(patient(10))
     engine.abort(asked.request, "test")
     told.set()
     result = asked.result()
@@ -358,7 +359,7 @@ def test_nothing_is_sampled_while_paused_and_the_cache_survives(engine_of):
     engine = engine_of(model)
     begun = threading.Event()
     asked = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set())
-    assert begun.wait(10)
+    assert begun.wait(patient(10))
     engine.pause(abort=False).result()
     steps = engine.call(lambda: engine.steps).result()
     assert engine.call(lambda: engine.steps).result() == steps
@@ -383,8 +384,8 @@ def test_a_step_that_fails_leaves_nobody_waiting_and_the_engine_goes_on(engine_o
     model = build()
     engine = engine_of(model)
     begun, told = threading.Event(), threading.Event()
-    running = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set() or told.wait(10))
-    assert begun.wait(10)
+    running = Asked(engine, np.arange(10), 60, progress=lambda *_: begun.set() or told.wait(patient(10)))
+    assert begun.wait(patient(10))
 
     def no_memory(*_):
         raise MemoryError("no room for the logits")
@@ -427,7 +428,7 @@ def test_every_request_to_an_engine_that_stops_is_answered_or_refused(engine_of)
         pass
     engine.stop()
     for thread in asking:
-        thread.join(10)
+        thread.join(patient(10))
     for one in asked:
         one.result()
     with pytest.raises(Overloaded, match="shutting down"):

@@ -11,6 +11,7 @@ import torch
 
 from services.inference import metrics
 from services.inference.engine import MOST_FAILED, Engine, Overloaded
+from tests.patience import patient
 from tests.unit.inference.test_engine_equals_model import (
     DEEPSEEK,
     QWEN3_MOE,
@@ -42,8 +43,8 @@ def test_a_long_prompt_delays_those_that_sample_by_one_chunk_at_a_time(engine_of
 def test_what_arrives_while_a_step_is_under_way_counts_towards_the_limit_of_those_that_wait(engine_of) -> None:
     engine = engine_of(build(), rows=3, queue_limit=2)
     begun, told = threading.Event(), threading.Event()
-    running = Asked(engine, np.arange(10), 20, progress=lambda *_: begun.set() or told.wait(30))
-    assert begun.wait(30)
+    running = Asked(engine, np.arange(10), 20, progress=lambda *_: begun.set() or told.wait(patient(30)))
+    assert begun.wait(patient(30))
     taken = [Asked(engine, np.arange(i, i + 9), 3) for i in range(4)]  # two of them find a row after this step
     with pytest.raises(Overloaded, match="4 requests wait; the limit is 2"):
         Asked(engine, np.arange(9), 3)
@@ -76,7 +77,7 @@ def test_an_engine_whose_every_step_fails_ends_and_says_why(monkeypatch) -> None
         assert not told, i
         result = Asked(engine, np.arange(i, i + 9), 3).result()
         assert "the engine failed: RuntimeError: the device is lost" in result.finish.message
-    engine._thread.join(30)
+    engine._thread.join(patient(30))
     assert not engine.alive
     (why,) = told
     assert why == f"{MOST_FAILED} steps failed one after the other, the last by RuntimeError: the device is lost"
@@ -178,8 +179,8 @@ def test_what_is_kept_for_the_next_turn_counts_as_room_and_each_answer_tells_how
         return tuple(samples[f"sglang:{name}_seconds_count"] for name in names)
 
     before = counts()
-    asked = Asked(engine, np.arange(40), 8, progress=lambda *_: begun.set() or told.wait(30))
-    assert begun.wait(30)
+    asked = Asked(engine, np.arange(40), 8, progress=lambda *_: begun.set() or told.wait(patient(30)))
+    assert begun.wait(patient(30))
     assert engine.state()["token_usage"] == 40 / (4 * 96)
     told.set()
     asked.result()

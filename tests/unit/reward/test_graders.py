@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.reward import graders as module
 from services.reward.config import RewardSettings
 from services.reward.graders import MAX_SILENT, Graders, GradingFailed
 from services.reward.jobs import LONG_QUEUE, QUEUE, Answer, Item, Job
@@ -18,6 +19,7 @@ from shared.contracts.run import Ref
 from shared.objects import Objects, connect
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
+from tests import clock
 
 REF = Ref(key="k", size=1, checksum="0" * 32)
 SOLVED = Graded(verdict=Verdict(solved=True, passed=1, total=1))
@@ -75,7 +77,7 @@ def play(
         assert list(objects.list("grading/")) == []
         return dict(zip(names, outcomes, strict=True)), jobs.jobs
 
-    return asyncio.run(asyncio.wait_for(scenario(), 60))
+    return clock.run(scenario(), module)
 
 
 def test_attempts_travel_in_batches(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_an_attempt_that_kills_its_graders_is_found_out_and_takes_nobody_along(t
         assert {"poison", "victim"} <= set(jobs.jobs[0])
         assert [job for job in jobs.jobs if "poison" in job][-MAX_SILENT:] == [["poison"]] * MAX_SILENT
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    clock.run(scenario(), module)
 
 
 def test_the_last_attempt_of_all_is_given_up_too_if_it_kills_its_graders(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ class OneByOne(Answering):
 
     async def _work(self, job: Job) -> None:
         async with self.turn:
-            await asyncio.sleep(self.each_s)
+            await clock.passes(self.each_s)
             await super().send(job)
 
 
@@ -166,7 +168,7 @@ def test_who_waits_behind_slow_attempts_is_neither_asked_for_again_nor_given_up(
             assert await asyncio.gather(*(graders.grade(item(name)) for name in names)) == [SOLVED] * len(names)
         assert sorted(name for job in jobs.jobs for name in job) == sorted(names)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    clock.run(scenario(), module)
 
 
 def test_short_gradings_go_on_and_are_asked_for_again_while_a_long_one_is_out(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_short_gradings_go_on_and_are_asked_for_again_while_a_long_one_is_out(tm
         assert queues.count(QUEUE) >= 2
         assert len(lost) == 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    clock.run(scenario(), module)
 
 
 class Stumbling(DirectoryObjects):
@@ -237,7 +239,7 @@ def test_an_answer_is_not_lost_when_the_next_one_cannot_be_read(tmp_path: Path) 
         assert objects.stumbled == {sent[1].answer_key}
         assert len(sent) == 2, "an answered job was given again"
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    clock.run(scenario(), module)
     assert list(DirectoryObjects(tmp_path / "o").list("grading/")) == []
 
 
@@ -252,7 +254,7 @@ def test_an_answer_that_cannot_be_understood_is_asked_for_again(tmp_path: Path) 
             assert await graders.grade(item("a")) == SOLVED
         assert len([job for job in jobs.jobs if job.items]) == 2
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    clock.run(scenario(), module)
 
 
 def test_an_answer_of_another_number_of_results_is_asked_for_again_and_stops_nobody(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_an_answer_of_another_number_of_results_is_asked_for_again_and_stops_nob
             assert await graders.grade(item("a")) == SOLVED
             assert await graders.grade(item("b")) == SOLVED
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    clock.run(scenario(), module)
 
 
 def test_work_in_the_background_that_ends_is_told_to_whoever_waits_for_it(tmp_path: Path) -> None:
@@ -287,4 +289,4 @@ def test_work_in_the_background_that_ends_is_told_to_whoever_waits_for_it(tmp_pa
                 await graders.ended()
             waiting.cancel()
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    clock.run(scenario(), module)

@@ -129,7 +129,7 @@ def test_nonsense_is_a_reason_and_no_amount(tmp_path: Path, name: str) -> None:
 
 def test_a_judge_that_never_answers_costs_one_time_limit_and_stops_no_other_attempt(tmp_path: Path) -> None:
     async def never(body: dict[str, Any]) -> Any:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     good = saying(5)
     other = Question("Mend g.", {}, {"g.py": "x = 1\n"})

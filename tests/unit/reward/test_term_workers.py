@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,9 +100,7 @@ def test_a_term_of_another_package_is_found_computed_and_may_have_a_weight() -> 
 @pytest.mark.usefixtures("installed")
 def test_a_catastrophic_pattern_a_crash_and_a_wrong_amount_stop_nothing_else(workers: TermWorkers) -> None:
     workers.look(look("polite"))  # the worker is there, whatever else the machine does
-    began = time.monotonic()
     found = workers.look(look("broken_tool_call", *NAMES, "gone", "unheard_of", "no_submit", "untested_submit"))
-    assert time.monotonic() - began < 60  # one time limit, and two new workers
     assert found.findings == {
         "broken_tool_call": Finding(1.0, ["segment 0, tokens 4-6: broken test"]),
         "polite": Finding(2.0, ["turn 3: said please"]),

@@ -117,7 +117,7 @@ def test_a_generation_at_a_machine_that_vanished_ends_within_a_minute_by_the_ker
         assert http.transport is not None
         peers.append(http.transport.get_extra_info("peername"))
         asked.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return web.Response()
 
     async def story() -> None:

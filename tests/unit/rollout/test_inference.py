@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.rollout import inference as module
 from services.rollout.config import RolloutSettings
 from services.rollout.engine_client import EngineClient
 from services.rollout.fleet import Wanted
@@ -15,6 +16,8 @@ from services.rollout.inference import Inference
 from shared.contracts.messages import PolicyApplied
 from shared.environments import InfrastructureError
 from shared.telemetry import Health
+from tests import clock
+from tests.clock import passes
 
 PINNED = Wanted("r", "g", 3, pinned=3)
 PIN_WAIT_S = 1.0
@@ -33,7 +36,7 @@ def waiting(tmp_path: Path) -> Callable[[Story], None]:
                 answers(inference, "works", 4)
                 await story(inference)
 
-        asyncio.run(whole())
+        clock.run(whole(), module)
 
     return tell
 
@@ -50,7 +53,8 @@ def test_a_version_that_no_working_replica_serves_is_not_waited_for_for_ever(
         with pytest.raises(InfrastructureError, match="version 3"):
             await inference.replica(PINNED, "")
         with pytest.raises(InfrastructureError, match="version 3"):  # and the next one does not wait again
-            await asyncio.wait_for(inference.replica(PINNED, ""), PIN_WAIT_S / 2)
+            async with asyncio.timeout(PIN_WAIT_S / 2):
+                await inference.replica(PINNED, "")
 
     waiting(story)
 
@@ -58,11 +62,11 @@ def test_a_version_that_no_working_replica_serves_is_not_waited_for_for_ever(
 def test_while_no_replica_works_at_all_no_version_is_missed(waiting: Callable[[Story], None]) -> None:
     async def story(inference: Inference) -> None:
         asking = asyncio.create_task(inference.replica(PINNED, ""))
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         inference.lost(inference.fleet.replicas["works"])
-        await asyncio.sleep(2 * PIN_WAIT_S)
+        await passes(2 * PIN_WAIT_S)
         answers(inference, "works", 4)  # the first one that is back is another
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         answers(inference, "pinned", 3)
         assert (await asking).name == "pinned"
 
@@ -72,11 +76,11 @@ def test_while_no_replica_works_at_all_no_version_is_missed(waiting: Callable[[S
 def test_an_absence_of_long_ago_is_held_against_nobody_who_begins_to_wait(waiting: Callable[[Story], None]) -> None:
     async def story(inference: Inference) -> None:
         asking = asyncio.create_task(inference.replica(PINNED, ""))
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         asking.cancel()
-        await asyncio.sleep(2 * PIN_WAIT_S + 1.0)
+        await passes(2 * PIN_WAIT_S + 1.1)
         asking = asyncio.create_task(inference.replica(PINNED, ""))
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         answers(inference, "pinned", 3)
         assert (await asking).name == "pinned"
 

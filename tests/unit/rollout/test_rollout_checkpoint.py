@@ -160,7 +160,7 @@ def test_a_worker_that_leaves_loses_nothing_even_of_a_turn_that_is_being_sampled
                     left = True
                     try:
                         asyncio.get_running_loop().call_soon(task.cancel)
-                        await asyncio.sleep(60)
+                        await asyncio.Event().wait()
                     except asyncio.CancelledError:
                         self.partial = whole  # what the engine said when it was told to end it
                         raise

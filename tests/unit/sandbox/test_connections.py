@@ -14,6 +14,7 @@ import pytest
 from shared.sandbox.channel import Channel
 from shared.sandbox.gateway import Connection, Gateway
 from shared.sandbox.inside import connections
+from tests.patience import quiet
 
 Serve = Callable[[Connection], Awaitable[None]]
 DATA = bytes(range(256)) * 20_000
@@ -189,7 +190,7 @@ def test_connections_over_the_most_wait_for_a_place() -> None:
             asking = [asyncio.create_task(asked(port, b"12")) for _ in range(connections.MOST + 20)]
             while len(held) < connections.MOST:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)
+            await quiet(0.2, "a connection over the most is served")
             assert len(held) == connections.MOST
             release.set()
             assert await asyncio.gather(*asking) == [b"21"] * (connections.MOST + 20)

@@ -31,13 +31,14 @@ from shared.ledger.models import Attempt, Event, LeaseRow, Policy, Run
 from shared.objects import ObjectsUnavailable
 from shared.objects.directory import DirectoryObjects
 from shared.telemetry import Health
+from tests.patience import patient, quiet
 from tests.unit.scheduler.test_scheduler_processes import others, until
 from tests.unit.scheduler.test_scheduler_retention import checkpoint, told
 from tests.unit.scheduler.world import REF, RUN, config
 
 __all__ = ["told"]
 OFTEN_S = 0.05
-ENDS_WITHIN_S = 10.0
+ENDS_WITHIN_S = patient(10.0)
 
 
 def metric(name: str, /, **labels: str) -> float:
@@ -162,11 +163,11 @@ def test_a_run_that_is_finished_is_gone_through_once(told: Engine, tmp_path: Pat
     async def story() -> None:
         finish(KEEP_FINISHED_S - 30)
         async with keeping(tmp_path, objects):
-            await asyncio.sleep(20 * OFTEN_S)
+            await quiet(20 * OFTEN_S, "a run that has just finished is not gone through yet")
             assert objects.listed == 0  # its last words may still be on their way
             finish(KEEP_FINISHED_S + 30)
             await until(lambda: objects.listed, "last round")
-            await asyncio.sleep(20 * OFTEN_S)
+            await quiet(20 * OFTEN_S, "a run that is finished is gone through no second time")
         assert objects.listed == 1
         assert list(objects.list("")) == []
 
@@ -187,7 +188,7 @@ def test_a_run_that_was_resumed_and_has_finished_once_more_is_gone_through_once_
         async with keeping(tmp_path, objects):
             await until(lambda: objects.listed, "last round")
             late = put(objects, attempt_prefix("r", "a-dropped", 0) + "/routing-1.zst")
-            await asyncio.sleep(20 * OFTEN_S)
+            await quiet(20 * OFTEN_S, "a run that is finished is gone through no second time")
             assert (objects.listed, set(objects.list(""))) == (1, late)
             finish(KEEP_FINISHED_S + 30)  # both words between two looks
             await until(lambda: not list(objects.list("")), "the round after its second end")
@@ -377,8 +378,12 @@ def test_one_that_hangs_holds_up_neither_scheduling_nor_the_end_and_nothing_is_d
     objects = Hanging(tmp_path / "objects")
 
     async def story() -> None:
-        async with others(tmp_path, config(max_steps=5)) as peers:
+        async with others(tmp_path, config(max_steps=300)) as peers:
             async with scheduling(tmp_path, objects):
+                await until(lambda: objects.listed, "look at the objects that hangs")
+                step = peers.step
+                await until(lambda: peers.step > step + 2, "steps meanwhile")
+                await say(peers.bus, "stop")
                 await until(lambda: "finished" in peers.states, "end of the run")
                 put(objects, f"{checkpoint_prefix(RUN, 0, 5)}/manifest.json")
                 put(objects, *(attempt_prefix(RUN, attempt, 0) + "/routing-1.zst" for attempt, _ in peers.requests))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.unit.scheduler.test_scheduler_processes import Scheduler, no_orphans,
 from tests.unit.scheduler.world import config
 
 __all__ = ["no_orphans"]
-GRACE_S = 15.0  # a connection attempt (10 s) and some
 
 
 @pytest.fixture
@@ -50,9 +48,7 @@ def test_a_scheduler_that_is_told_to_stop_ends_although_the_ledger_is_away(
                     await until(
                         lambda: any("ledger" in wait for wait in scheduler.waits()), "scheduler without a ledger"
                     )
-                    began = time.monotonic()
                     assert await asyncio.to_thread(scheduler.stop) == 0
-                    assert time.monotonic() - began < GRACE_S
                 finally:
                     with admin.connect() as connection:
                         connection.exec_driver_sql(f"ALTER SCHEMA {schema}_away RENAME TO {schema}")

@@ -21,6 +21,7 @@ from services.trainer.phases.phase import run
 from services.trainer.phases.screen import Silent
 from services.trainer.phases.state import Progress
 from shared.model import load_checkpoint
+from tests.patience import patient
 
 
 class Died(Exception):
@@ -162,7 +163,7 @@ def test_a_phase_survives_kill_9_at_twenty_places(tmp_path: Path) -> None:
 
     for kill in range(20):
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        deadline, sizes = time.monotonic() + 240, {written()}
+        deadline, sizes = time.monotonic() + patient(240), {written()}
         while process.poll() is None and len(sizes) < 2 + kill % 4 and time.monotonic() < deadline:
             sizes.add(written())
             time.sleep(0.002)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from shared.contracts.run import RunConfig
 from shared.contracts.topics import GROUPS_READY, RUNS_STATE
 from shared.objects import Objects
 from shared.telemetry import Health
+from tests.patience import eventually
 from tests.ruling import status
 
 PATIENCE_S = 120
@@ -34,10 +34,7 @@ def config(objects: Objects, tmp_path: Path) -> RunConfig:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    await eventually(condition, seconds=PATIENCE_S)
 
 
 def waits(trainer: Service) -> set[str]:
