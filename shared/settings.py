@@ -60,6 +60,11 @@ def _form(setting: str) -> dict[str, Any]:
     return {"allowed": ", ".join(ADDRESSES[setting].values())}
 
 
+def _one_letter_apart(one: str, other: str) -> bool:
+    """For schemes too short to be alike by share: s4 and s3."""
+    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
+
+
 class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ETUDE_", extra="forbid", env_ignore_empty=True)
 
@@ -160,7 +165,10 @@ class ServiceSettings(BaseSettings):
         if not url or any(url.startswith(start) and url != start for start in forms):
             return url
         schemes = {start.partition(":")[0]: form for start, form in forms.items()}
-        near = get_close_matches(url.partition(":")[0].lower(), schemes, 1, ALIKE)
+        scheme = url.partition(":")[0].lower()
+        near = get_close_matches(scheme, schemes, 1, ALIKE) or [
+            known for known in schemes if _one_letter_apart(scheme, known)
+        ]
         meant = f"did you mean {schemes[near[0]]}? Allowed" if near else "allowed"
         raise ValueError(f"{meant}: {', '.join(forms.values())}")
 

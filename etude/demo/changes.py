@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,35 @@ def read(path: Path) -> dict[str, Any]:
         raise BadChange(f"--config {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise BadChange(f"--config {path}: not JSON ({error})") from None
+    if wrong := list(_endless_within(found, "")):
+        raise BadChange("\n".join(f"--config {path}: {why}" for why in wrong))
     if not isinstance(found, dict):
         raise BadChange(f"--config {path}: found {type(found).__name__}; allowed: an object with {', '.join(SECTIONS)}")
     return found
 
 
-def _finite(text: str) -> float:
+@dataclass(frozen=True, slots=True)
+class _Endless:
+    """A number that is not finite, as the file writes it: JSON readers of other services would refuse it."""
+
+    text: str
+
+
+def _finite(text: str) -> float | _Endless:
     value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"found {text}; allowed: a finite number")
-    return value
+    return value if math.isfinite(value) else _Endless(text)
+
+
+def _endless_within(value: Any, place: str) -> Iterator[str]:
+    """Yield field, value and what is allowed, for each number that is not finite."""
+    if isinstance(value, _Endless):
+        yield f"{place}: found {value.text}; allowed: a finite number".removeprefix(": ")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _endless_within(item, f"{place}.{name}".removeprefix("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _endless_within(item, place)
 
 
 def apply(config: RunConfig, changes: dict[str, Any], source: Path) -> RunConfig:

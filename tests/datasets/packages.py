@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -31,8 +32,10 @@ def fetch(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(name, version) for name, *versions in (*RELEASES, *SINGLE) for version in versions]
     missing = [f"{name}=={version}" for name, version in wanted if not list(folder.glob(f"{name}-{version}.tar.gz"))]
+    # uv makes environments without pip; the interpreter that they were made from has it.
+    python = sys.executable if importlib.util.find_spec("pip") else str(Path(sys.base_prefix) / "bin" / "python3")
     for one in missing:  # one at a time: pip takes no two versions of one package
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
         subprocess.run([*command, "--dest", str(folder), one], check=True)
 
 

@@ -30,6 +30,7 @@ WRONG = [
     ("ledger", "sqlite:ledger.db", "did you mean sqlite:///PATH?"),
     ("ledger", "mysql://u:hush@h/db", "allowed: sqlite:///PATH, postgresql://"),
     ("objects", "s3a://b@h:1", "did you mean s3://BUCKET@HOST:PORT?"),
+    ("objects", "s4://b@h:1", "did you mean s3://BUCKET@HOST:PORT?"),
     ("objects", "/data/objects", "allowed: file:PATH, s3://"),
     ("jobs", "foo", "allowed: sqla+sqlite:///PATH, redis://"),
     ("jobs", "rediis://:hush@h:6379/0", "did you mean redis://"),
