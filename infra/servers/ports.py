@@ -30,7 +30,10 @@ def free_port() -> int:
     """Return a port of 127.0.0.1, this process's until it ends. Raises OSError where none is left."""
     folder = Path(tempfile.gettempdir()) / f"etude-ports-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    candidates = [port for port in range(LOWEST, HIGHEST + 1) if port not in handed_out()]
+    theirs, every = handed_out(), range(LOWEST, HIGHEST + 1)
+    candidates = [
+        port for port in every if port not in theirs
+    ] or every  # it may hand out all; then the lock alone helps
     for port in random.SystemRandom().sample(candidates, min(TRIES, len(candidates))):
         lock = (folder / str(port)).open("w")
         try:
@@ -42,7 +45,7 @@ def free_port() -> int:
             _held.append(lock)
             return port
         lock.close()
-    raise OSError(f"no free port of 127.0.0.1 among {len(candidates)} outside {RANGE}")
+    raise OSError(f"no free port of 127.0.0.1 among {len(candidates)}: each is bound, or held by a lock in {folder}")
 
 
 def is_free(port: int) -> bool:
