@@ -1,27 +1,27 @@
 """For all tests: shared fixtures; how long they may take, and in which order they run."""
 
 import signal
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.failures import pytest_addoption, pytest_configure
 from tests.missing import pytest_terminal_summary
-from tests.order import LongFilesFirst, by_length, is_worker
+from tests.order import by_length, is_worker, pytest_xdist_make_scheduler
 from tests.patience import limit
 from tests.servers import platform_stores
 
-__all__ = ["platform_stores", "pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
+__all__ = [
+    "platform_stores",
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_terminal_summary",
+    "pytest_xdist_make_scheduler",
+]
 
 # How long an example takes on a busy machine says nothing about the code.
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")
-
-
-@pytest.hookimpl(optionalhook=True)  # where xdist is not loaded nobody asks
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongFilesFirst | None:
-    return LongFilesFirst(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

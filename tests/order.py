@@ -21,6 +21,11 @@ class LongFilesFirst(LoadFileScheduling):
         config.option.loadscopereorder = False  # xdist's own order: files of many tests first, which are short here
 
 
+@pytest.hookimpl(optionalhook=True)  # where xdist is not loaded nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongFilesFirst | None:
+    return LongFilesFirst(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def by_length(items: list[pytest.Item]) -> None:
     """Sort in place. The length of a file is not known: its own time limit, else its folder, stands for it."""
     limits: dict[str, float] = {}

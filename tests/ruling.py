@@ -20,11 +20,13 @@ def status(run: str, state: str = "running", *configs: Ref, **more: Any) -> RunS
     """A status that is newer than those made before. With configurations it is that of a run that is started now, without as
     those of the run before."""
     global _last
-    number = _last = max(_last + 1, int(1000 * time.time()))
+    now = time.time()
+    number = _last = max(_last + 1, int(1000 * now))
+    since = min(number / 1000, now)  # many made in one millisecond number ahead of the clock
     if configs:
-        _started[run] = [*configs], number / 1000
+        _started[run] = [*configs], since
     taken, started = _started.get(run, ([], 0.0))
-    fields = {"number": number, "since": number / 1000, "started": started} | more
+    fields = {"number": number, "since": since, "started": started} | more
     return RunStatus(run=run, state=RunState(state), configs=taken, **fields)
 
 

@@ -278,9 +278,12 @@ def test_a_fork_bomb_of_the_shell_ends_with_its_session(within: Within) -> None:
 
 def test_a_command_is_not_blamed_for_background_processes_of_an_earlier_one(within: Within) -> None:
     async def scenario(sandbox: Sandbox, session: Session) -> None:
-        many = "for i in $(seq 58); do sleep 60 & done; : > full; wait"
-        await said(session, f"(until [ -e go ]; do sleep 0.02; done; {many}) &")
-        await quiet(0.2, "the loop in the background forks: it is no idle server")
+        many = "for i in $(seq 57); do sleep 60 & done; : > full; wait"
+        forks = "until [ -e begun ]; do :; done; sleep 60 & : > forked"  # while no script runs: it is no idle server
+        await said(session, f"({forks}; until [ -e go ]; do sleep 0.02; done; {many}) &")
+        other = await sandbox.session()
+        await said(other, ": > begun; until [ -e forked ]; do :; done")
+        await other.close()
         assert await said(session, ": > go; until [ -e full ]; do :; done; echo innocent") == "innocent"
         assert await said(session, "echo well") == "well"
 

@@ -9,7 +9,7 @@ import pytest
 from infra.servers import only_what_is_here
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # not session: a worker runs other folders afterwards
 def _nothing_is_fetched() -> Iterator[None]:
     """A program that is not here is an error, which names the step that fetches it; no test waits for a mirror."""
     with only_what_is_here():

@@ -29,7 +29,9 @@ def run(folder: Path, **files: str) -> tuple[int, str]:
     """Run the project's tests in a project of these files. Return the exit code and the output."""
     (folder / "tests").mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    nightly: x\n")
-    (folder / "tests/conftest.py").write_text("from tests.failures import pytest_addoption, pytest_configure")
+    (folder / "tests/conftest.py").write_text(
+        "from tests.failures import pytest_addoption, pytest_configure\nfrom tests.order import pytest_xdist_make_scheduler"
+    )
     for name, text in files.items():
         (folder / f"tests/test_{name}.py").write_text(text)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
