@@ -17,6 +17,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+from shared.structs import settle
+
 
 class UnknownName(KeyError):
     """Neither this project nor another package brings anything of the name."""
@@ -37,10 +39,16 @@ class Plugins:
     def load(self, name: str) -> Any:
         """Import and return the object of this name. Raises UnknownName."""
         if (value := self.own.get(name)) is not None:
-            return EntryPoint(name, value, self.group).load()
+            return _loaded(EntryPoint(name, value, self.group))
         for point in entry_points(group=self.group, name=name):
-            return point.load()
+            return _loaded(point)
         raise UnknownName(name)
+
+
+def _loaded(point: EntryPoint) -> Any:
+    found = point.load()
+    settle()
+    return found
 
 
 def modules_of(package: ModuleType, attribute: str) -> dict[str, str]:

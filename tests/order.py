@@ -20,6 +20,31 @@ class LongFilesFirst(LoadFileScheduling):
         super().__init__(config, log)
         config.option.loadscopereorder = False  # xdist's own order: files of many tests first, which are short here
 
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test in which the worker died. It has failed: xdist would run it again, and kill worker after worker."""
+        left = [(unit, test) for unit in self.assigned_work[node].values() for test, ended in unit.items() if not ended]
+        if left:
+            unit, test = left[0]
+            unit[test] = True
+        super().remove_node(node)
+        return left[0][1] if left else None
+
+    def schedule(self) -> None:
+        """Give a worker that replaces a dead one two tests at least, or tell it that no more come.
+
+        A worker runs its last test only once it has another or is told to end. xdist gives the new one a single file, and asks
+        again only when a test has ended: a file of one test would wait for ever.
+        """
+        super().schedule()
+        if self.collection is None:
+            return
+        for node in self.nodes:
+            while node in self.registered_collections and not node.shutting_down and self._left(node) < 2:
+                self._reschedule(node)
+
+    def _left(self, node: Any) -> int:
+        return self._pending_of(self.assigned_work[node])
+
 
 @pytest.hookimpl(optionalhook=True)  # where xdist is not loaded nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongFilesFirst | None:

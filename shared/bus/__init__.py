@@ -17,6 +17,7 @@ import msgspec
 from shared.contracts.codec import Raw
 from shared.contracts.topics import YEAR_H, Topic
 from shared.settings import Told, without_credentials
+from shared.structs import settle
 
 
 class BusUnavailable(Told, RuntimeError):
@@ -99,6 +100,7 @@ def dead_letters(topic: Topic) -> Topic:
 def connect(url: str, *, client: str) -> Bus:
     """`sqlite:PATH` (`sqlite:PATH?synchronous=full` survives a power loss too) or a `kafka://` URL
     (shared.bus.kafka_cluster). `client` names this process in logs and group membership."""
+    settle()
     scheme = url.split(":", 1)[0]
     if scheme == "sqlite":
         from shared.bus.sqlite import SqliteBus

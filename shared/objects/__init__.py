@@ -14,6 +14,7 @@ from typing import Protocol
 
 from shared.contracts.run import Ref
 from shared.settings import Told, path_and_options, without_credentials
+from shared.structs import settle
 
 
 class ObjectMissing(KeyError):
@@ -62,6 +63,7 @@ class Objects(Protocol):
 def connect(url: str) -> Objects:
     """`file:PATH` (`file:PATH?fsync=1`: an object survives a power loss) or `s3://BUCKET@HOST:PORT` (credentials by
     ETUDE_S3_ACCESS_KEY, ETUDE_S3_SECRET_KEY; `?secure=1`: TLS). Raises ValueError, ObjectsUnavailable."""
+    settle()
     scheme = url.split(":", 1)[0]
     if scheme == "file":
         from shared.objects.directory import DirectoryObjects

@@ -45,7 +45,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return World(state.settings(folder)["ETUDE_BUS"], topic, [], servers=folder)
 
 
-@pytest.mark.alone
 def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go):
     async def scenario():
         bus = world.open()
@@ -79,7 +78,6 @@ def test_a_log_that_is_away_for_a_while_loses_nothing_that_was_durable(world, go
     go(scenario)
 
 
-@pytest.mark.alone
 def test_after_a_hang_that_outlasts_the_patience_of_publishers_they_publish_again(world, go, monkeypatch):
     """What fails first must not keep what else hangs from being given up: a producer has batches for many partitions."""
     monkeypatch.setattr(kafka, "PUBLISH_WITHIN_MS", 3_000)
@@ -107,7 +105,6 @@ def test_after_a_hang_that_outlasts_the_patience_of_publishers_they_publish_agai
     go(scenario)
 
 
-@pytest.mark.alone
 def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go):
     async def scenario():
         bus = world.open()
@@ -137,7 +134,6 @@ def test_a_lag_that_cannot_be_told_is_refused_soon_and_holds_no_thread(world, go
     indirect=["world"],
     ids=["sqlite", "kafka-stopped", "kafka-frozen"],
 )
-@pytest.mark.alone
 def test_a_service_says_that_its_bus_is_away_until_it_answers_again(world, go, tmp_path, monkeypatch, frozen):
     monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
 

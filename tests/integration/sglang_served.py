@@ -18,7 +18,7 @@ import torch
 from shared.model import Transformer, causal_rows
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
-from tests.patience import patient
+from tests.patience import eventually, patient
 from tests.sglang import interpreter
 
 START_S = 900  # SGLang's imports alone take minutes on a machine that is busy
@@ -56,6 +56,15 @@ class Served:
             return (await p.applied(serial))[0]
 
         return asyncio.run(asyncio.wait_for(go(), patient(600)))
+
+
+async def computing(sglang: str, n: int) -> None:
+    """Wait until the server itself says that it runs so many generations."""
+
+    async def now() -> bool:
+        return sum(x["num_running_reqs"] for x in (await ask(sglang, "/v1/loads"))[1]["loads"]) == n
+
+    await eventually(now, f"{n} generations to run", 300)
 
 
 @contextlib.contextmanager

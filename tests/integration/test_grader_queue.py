@@ -15,7 +15,7 @@ import pytest
 from kombu import Consumer, Message, Producer, Queue
 from redis import Redis
 
-from infra.servers import state as servers
+from infra.servers import fleet, state
 from services.reward.config import GraderSettings
 from services.reward.grader import QUEUES
 from services.reward.jobs import LONG_QUEUE, QUEUE, celery_app, watched
@@ -32,9 +32,21 @@ from tests.servers import need, own_jobs
 WITHIN_S = 30.0
 
 
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a Redis that only the tests of this file use: it hangs at their word."""
+    need("ETUDE_JOBS")  # its programs are here
+    folder = tmp_path_factory.mktemp("redis") / "servers"
+    try:
+        fleet.up(["redis"], folder)
+        yield folder
+    finally:
+        fleet.down(folder)
+
+
 @contextlib.contextmanager
-def hanging() -> Iterator[None]:
-    process = servers.read()["redis"].process
+def hanging(redis: Path) -> Iterator[None]:
+    process = state.read(redis)["redis"].process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
     try:
@@ -43,9 +55,8 @@ def hanging() -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.alone
-def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
-    app = celery_app(need("ETUDE_JOBS")["ETUDE_JOBS"])
+def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job(redis: Path) -> None:
+    app = celery_app(state.settings(redis)["ETUDE_JOBS"])
     app.conf.broker_transport_options = {"socket_connect_timeout": 1.0, "socket_timeout": 1.0}
     got: list[Message] = []
     with app.connection_for_read() as connection:
@@ -58,7 +69,7 @@ def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
         with Consumer(channel, [queue], on_message=got.append):
             connection.drain_events(timeout=patient(WITHIN_S))
             assert [message.decode() for message in got] == ["first"]
-            with hanging(), pytest.raises(connection.connection_errors):
+            with hanging(redis), pytest.raises(connection.connection_errors):
                 got[0].ack()
             connection.drain_events(timeout=patient(WITHIN_S))
             assert [message.decode() for message in got] == ["first", "second"]
@@ -66,18 +77,17 @@ def test_a_worker_whose_acknowledgement_was_lost_takes_the_next_job() -> None:
         queue.delete()
 
 
-@pytest.mark.alone
-def test_readyz_says_that_the_queue_is_away_until_it_answers_again(tmp_path: Path, monkeypatch) -> None:
+def test_readyz_says_that_the_queue_is_away_until_it_answers_again(redis: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(watch, "ASK_EVERY_S", 0.2)
     monkeypatch.setattr(watch, "WITHIN_S", 0.5)
-    url = need("ETUDE_JOBS")["ETUDE_JOBS"]
+    url = state.settings(redis)["ETUDE_JOBS"]
 
     async def scenario() -> None:
         health = Health("grader", GraderSettings(state=tmp_path))
         async with watched(url, health):
             assert not health.ready  # not before it has answered
             await eventually(lambda: health.ready)
-            with hanging():
+            with hanging(redis):
                 await eventually(lambda: not health.ready)
             await eventually(lambda: health.ready)
 

@@ -23,8 +23,8 @@ from shared.model import Transformer, causal_rows
 from shared.weights import read_manifest
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
-from tests.integration.sglang_served import START_S, Served, greedy_passes, hand_on, serving
-from tests.patience import eventually, patient, until
+from tests.integration.sglang_served import START_S, Served, computing, greedy_passes, hand_on, serving
+from tests.patience import patient, until
 from tests.sglang import KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -205,6 +205,7 @@ def test_an_update_in_mid_generation_shows_in_the_version_spans_and_keeps_the_se
             return answers
 
         askers = [asyncio.create_task(asking(new)) for new in (240, 200, 160)]
+        await computing(served.sglang, len(askers))
         await p.announce(before + 1, before)
         await p.applied(before + 1)
         there.set()
@@ -247,17 +248,11 @@ def test_a_stream_tells_tokens_and_ends_with_the_whole(served):
 
 
 def test_a_client_that_goes_away_frees_its_place(served):
-    async def computing(n: int) -> None:
-        async def now() -> bool:
-            return sum(x["num_running_reqs"] for x in (await ask(served.sglang, "/v1/loads"))[1]["loads"]) == n
-
-        await eventually(now, f"{n} generations to run", 300)
-
     async def go() -> None:
         stays, goes = (asyncio.create_task(ask(served.url, "/generate", body_of([i, 2, 3], 250))) for i in (1, 4))
-        await computing(2)
+        await computing(served.sglang, 2)
         goes.cancel()
-        await computing(1)
+        await computing(served.sglang, 1)
         assert not stays.done()
         assert len((await stays)[1]["output_ids"]) == 250
         assert (await ask(served.url, "/server_info"))[1]["open"] == 0

@@ -14,6 +14,7 @@ import torch
 from shared.model import causal_rows
 from tests.integration import engine_platform
 from tests.integration.engine_platform import Platform, ask, body_of, start_process
+from tests.integration.sglang_served import computing
 from tests.patience import patient
 from tests.sglang import KINDS, interpreter
 
@@ -72,8 +73,9 @@ async def over_a_swap(p: Platform, url: str) -> list[tuple[list[int], dict[str, 
             assert status == 200
             answers.append((prompt, answer))
 
-    askers = [asyncio.create_task(asking(new)) for new in (240, 200, 160)]
     p.write_version(1, 0)
+    askers = [asyncio.create_task(asking(new)) for new in (240, 200, 160)]
+    await computing((await ask(url, "/server_info"))[1]["url"], len(askers))
     await p.announce(1, 0)
     await p.applied(1)
     there.set()

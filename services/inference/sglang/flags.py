@@ -137,6 +137,7 @@ def _flags(
         yield "--cuda-graph-backend-decode", "disabled"
         yield "--cuda-graph-backend-prefill", "disabled"
         yield "--skip-server-warmup", None
+        yield "--sleep-on-idle", None  # else its loop takes a whole core while nobody asks; a request wakes it at once
         yield "--watchdog-timeout", "600"
 
 

@@ -14,17 +14,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from etude.demo import background
+from etude.demo import background, prepare
 from etude.demo.options import DemoOptions
 from etude.demo.prepare import DemoError
 from etude.demo.run import LOCAL, Demo, run
 from shared.settings import ServiceSettings, Told
 from tests.end_to_end.problems import write
-from tests.patience import patient
+from tests.patience import eventually, patient
 
 PAGE = Console(file=io.StringIO())
 
@@ -118,20 +119,29 @@ def test_a_set_up_that_failed_half_way_is_not_resumed_but_begun_again(state: Pat
     assert demo.memory["phase"] == "before"
 
 
-def test_a_set_up_that_was_stopped_does_not_become_a_demo_behind_the_users_back(state: Path, problems: Path) -> None:
+def test_a_set_up_that_was_stopped_does_not_become_a_demo_behind_the_users_back(
+    state: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     demo = Demo(options(state, problems=problems), PAGE)
+    stopped, made = threading.Event(), prepare.new_run
 
-    async def stop_at_once() -> None:
+    def new_run(*given: Any) -> Any:
+        stopped.wait()
+        return made(*given)
+
+    monkeypatch.setattr(prepare, "new_run", new_run)
+
+    async def stop_in_the_middle() -> None:
         task = asyncio.create_task(demo.set_up(ServiceSettings(state=state)))
-        for _ in range(100_000):
-            await asyncio.sleep(0)
-            if (state / "demo.json").exists():
-                break
-        task.cancel()
+        try:
+            await eventually((state / "demo.json").exists)
+            task.cancel()
+        finally:
+            stopped.set()
         await task
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(stop_at_once())  # the thread has ended when this returns
+        asyncio.run(stop_in_the_middle())  # the thread has ended when this returns
     assert json.loads((state / "demo.json").read_text()) == {"phase": "set-up"}
 
 

@@ -25,7 +25,7 @@ BROKEN = "def test_broken():\n    assert 1 == 2"
 GOOD = "def test_good(): pass"
 
 
-def run(folder: Path, **files: str) -> tuple[int, str]:
+def run(folder: Path, workers: int = 2, **files: str) -> tuple[int, str]:
     """Run the project's tests in a project of these files. Return the exit code and the output."""
     (folder / "tests").mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    nightly: x\n")
@@ -36,7 +36,7 @@ def run(folder: Path, **files: str) -> tuple[int, str]:
         (folder / f"tests/test_{name}.py").write_text(text)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.run", "-n", "2"],
+        [sys.executable, "-m", "tests.run", "-n", str(workers)],
         cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -72,3 +72,10 @@ def test_some_failures_get_no_second_chance(files: dict[str, str], why: str, tmp
     assert code != 0, text
     assert why in text
     assert "SECOND CHANCE" not in text
+
+
+def test_the_worker_that_replaces_the_only_one_runs_what_is_left(tmp_path: Path) -> None:
+    """Each file has one test, and a worker keeps its last test until it is told that no more comes."""
+    code, text = run(tmp_path, workers=1, crashing=CRASHING, good=GOOD, fine=GOOD)
+    assert code != 0, text
+    assert "1 failed, 2 passed" in text  # and the test that kills its worker runs once
