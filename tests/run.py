@@ -1,6 +1,6 @@
 """Runs all tests: `python -m tests.run [pytest's arguments]`, as `make test` does.
 
-Part `most` runs four at a time; part `alone` (the mark of that name) one after another. Then a few tests that failed get a
+Part `most` runs four files at a time; part `heavy` (the mark of that name) two. Then a few tests that failed get a
 second chance: they run once more, alone. It hides nothing: whoever needed it stands among the last lines and in
 .cache/tests/second_chances.jsonl. A test that was not collected, whose worker died, or whose audit failed gets none.
 The last lines name the parts with their minutes, the slowest tests, and each failure with its first error.
@@ -23,8 +23,8 @@ MOST = 5  # tests that get a second chance; where more fail, something is wrong
 SLOWEST = 20
 # Four on two cores: tests wait for half of their time. A file stays with one worker, long files first (tests/order.py).
 PARTS = {
-    "most": ["-n", "4", "--dist", "loadfile", "-m", "not nightly and not alone"],
-    "alone": ["-m", "alone and not nightly"],
+    "most": ["-n", "4", "--dist", "loadfile", "-m", "not nightly and not heavy"],
+    "heavy": ["-n", "2", "--dist", "loadfile", "-m", "heavy and not nightly"],  # whole platforms: they compute
 }
 _FAILED, _NOTHING = 1, 5  # exit codes of pytest
 _ENDED = (0, _FAILED, _NOTHING)  # not: stopped, called wrongly, or not collected

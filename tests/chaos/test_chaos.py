@@ -16,7 +16,7 @@ from tests.chaos.report import show, sound
 from tests.failures import AuditFailed
 from tests.servers import own_platform
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 NIGHTLY = pytest.mark.nightly
 
 

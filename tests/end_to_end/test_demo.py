@@ -16,7 +16,7 @@ from tests.end_to_end.problems import write
 from tests.failures import AuditFailed
 from tests.patience import patient, until
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _etude(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

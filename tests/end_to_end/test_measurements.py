@@ -13,7 +13,7 @@ from etude.demo.prepare import BASE
 from shared.contracts.probe import read as read_probe
 from tests.end_to_end.problems import write
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FIGURES = {"pass_at_1", "ci95", "first_edit", "best_of_8", "greedy", "tokens_per_solved"}
 

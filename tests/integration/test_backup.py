@@ -15,7 +15,10 @@ from shared.settings import ServiceSettings
 from tests.chaos.platform import Platform, running, serving, until
 from tests.servers import need
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+]  # two sets of servers and two lives of a platform: six minutes
 WITHIN_S = 240.0
 CARRIED = ("kafka", "minio")  # as files; the ledger as a dump, and Redis not at all
 

@@ -30,7 +30,7 @@ from shared.contracts.messages import (
 from shared.contracts.run import Sampling
 from shared.contracts.trajectory import Trajectory, unpack
 from tests.integration.rollout_platform import RUN, Engine, Platform, make_checkpoint, platform
-from tests.patience import eventually
+from tests.patience import eventually, patient
 
 ATTEMPTS, TURNS = 32, 8
 SECONDS = 240.0  # for one thing to happen, on a machine under load
@@ -208,9 +208,8 @@ def test_attempts_whose_workers_are_killed_go_on_from_their_last_turn(
     run(scenario)
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(1200)
-def test_a_worker_that_is_told_to_leave_saves_what_it_holds_within_thirty_seconds(
+def test_a_worker_that_is_told_to_leave_saves_what_it_holds(
     run: Callable[[Scenario], None],
 ) -> None:
     async def scenario(p: Platform) -> None:
@@ -226,7 +225,7 @@ def test_a_worker_that_is_told_to_leave_saves_what_it_holds_within_thirty_second
             try:
                 await eventually(lambda: engine.waiting == 4, seconds=SECONDS)
                 process.send_signal(signal.SIGTERM)
-                await asyncio.to_thread(process.wait, 30)
+                await asyncio.to_thread(process.wait, patient(30))
                 await eventually(lambda: len(reconciler.failed) == 4)
                 assert {failed.reason for failed in reconciler.failed} == {LEFT}
                 assert all(failed.checkpoint is not None for failed in reconciler.failed)

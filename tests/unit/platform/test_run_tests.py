@@ -25,10 +25,10 @@ BROKEN = "def test_broken():\n    assert 1 == 2"
 GOOD = "def test_good(): pass"
 
 
-def run(folder: Path, workers: int = 2, **files: str) -> tuple[int, str]:
+def run(folder: Path, workers: int = 1, **files: str) -> tuple[int, str]:
     """Run the project's tests in a project of these files. Return the exit code and the output."""
     (folder / "tests").mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    nightly: x\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    heavy: x\n    nightly: x\n")
     (folder / "tests/conftest.py").write_text(
         "from tests.failures import pytest_addoption, pytest_configure\nfrom tests.order import pytest_xdist_make_scheduler"
     )
@@ -43,7 +43,7 @@ def run(folder: Path, workers: int = 2, **files: str) -> tuple[int, str]:
 
 
 def test_a_test_that_passes_alone_is_named_with_its_first_error(tmp_path: Path) -> None:
-    code, text = run(tmp_path, flaky=FLAKY, good=GOOD)
+    code, text = run(tmp_path, workers=2, flaky=FLAKY, good=GOOD)
     assert code == 0, text
     assert "SECOND CHANCE: tests/test_flaky.py::test_flaky: ValueError: not yet; load " in text
     (line,) = (tmp_path / ".cache/tests/second_chances.jsonl").read_text().splitlines()
@@ -76,6 +76,6 @@ def test_some_failures_get_no_second_chance(files: dict[str, str], why: str, tmp
 
 def test_the_worker_that_replaces_the_only_one_runs_what_is_left(tmp_path: Path) -> None:
     """Each file has one test, and a worker keeps its last test until it is told that no more comes."""
-    code, text = run(tmp_path, workers=1, crashing=CRASHING, good=GOOD, fine=GOOD)
+    code, text = run(tmp_path, crashing=CRASHING, good=GOOD, fine=GOOD)
     assert code != 0, text
     assert "1 failed, 2 passed" in text  # and the test that kills its worker runs once
