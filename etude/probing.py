@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 SPLIT = "rl"  # that runs practise on
 ROWS = 12  # of a table's part; what more there is stands together in one row
 OTHERS = "others"
-REPOSITORIES = ("repository", "agent")  # kinds of problems whose cell is a repository
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -190,8 +189,8 @@ def rates(tried: Mapping[str, Tried], problems: Iterable[Problem]) -> list[list[
     categories, repositories = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for name in sorted(tried):
         categories[known[name].category].append(name)
-        if known[name].kind in REPOSITORIES:
-            repositories[known[name].cell or name].append(name)
+        if repository := known[name].repository:
+            repositories[known[name].cell or repository].append(name)
     parts = [{"all": sorted(tried)}, categories, repositories]
     return [list(_rates(part, tried)) for part in parts if part]
 

@@ -128,7 +128,7 @@ def upload_pack(objects: Objects, directory: Path, split: str) -> tuple[Ref, Ref
     the same name takes nothing away from a run that was started with the first."""
     paths = parts_of(directory, split)
     try:
-        packs.upload_trees(packs.Lines(paths[0].read_bytes(), Problem).but("function"), directory, objects)
+        packs.upload_trees(packs.Lines(paths[0].read_bytes(), Problem).with_refs(), directory, objects)
     except packs.PackError as error:
         raise DemoError(f"{directory}: split {split}: {error}") from None
     public, hidden = (objects.put_file(_content_key(path), path) for path in paths)

@@ -23,7 +23,7 @@ _EXAMPLE_CHARS = 400
 class Known:
     """What is known of problems before the run, by id; nothing is known of those that are left out.
 
-    `surprise`: nats. `levels`: tags (`services.curator.levels`). `probed`: attempts that a probe made, and how many of them were
+    `surprise`: nats. `levels`: tags (`Problem.levels`). `probed`: attempts that a probe made, and how many of them were
     solved."""
 
     surprise: Mapping[str, float] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shared import syntax
 from shared.sandbox import CallResult, FunctionRun, Limits
 from shared.sandbox.pool import FunctionPool
 
@@ -109,7 +110,7 @@ def _with_number(number: str, args: str) -> str:
 
 def budgeted(source: str) -> str:
     """The source with a count of its loop turns and calls; the same text where there is nothing to count."""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     counted = False
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.While):

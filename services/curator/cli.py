@@ -20,7 +20,7 @@ from services.curator.mutate import SandboxKind
 from shared.environments import InfrastructureError
 from shared.objects.directory import DirectoryObjects
 from shared.output import require_folder, require_writable
-from shared.problems import FunctionHidden, Hidden, Problem, ProblemError
+from shared.problems import Hidden, Problem, ProblemError
 from shared.problems.importing import STORE
 from shared.problems.pack import Lines, PackError, export_line, file_name, splits_in
 from shared.problems.splits import HELD_OUT, own_splits
@@ -242,8 +242,6 @@ def _shown(pack: Path, split: str, problem: Problem) -> str:
     if path.exists():
         return export_line(problem, _lines(path, Hidden)[problem.id])
     console.print(f"{path}: not here; only the public part is shown", markup=False, soft_wrap=True)
-    if problem.kind == "function":
-        return export_line(problem, FunctionHidden(id=problem.id, cases=[]))
     return msgspec.json.encode(problem).decode()
 
 

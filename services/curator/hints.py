@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.curator.inputs import Guess, Spec, from_annotation, infer
+from shared import syntax
 
 _STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"count", "index"}
 _LIST_METHODS = frozenset(["append", "extend", "pop", "insert", "sort", "remove", "reverse"])
@@ -37,7 +38,7 @@ _LIST_NAMES = _names(
 
 
 def guess(source: str, params: list[str], annotations: dict[str, str], examples: list[list[Any]]) -> Guess:
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     weights: dict[str, dict[Spec, float]] = {param: {} for param in params}
 
     def add(param: str, specs: tuple[Spec, ...], weight: float) -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from services.curator.lift import MAX_CHARS, MAX_LINE, MAX_LINES, Lifted, Refused, lift, plain
 from services.curator.module import Module
+from shared import syntax
 from shared.problems.signatures import fingerprint
 from shared.problems.splits import share, split_of
 
@@ -174,7 +175,7 @@ def functions(file: SourceFile, *, texts: bool) -> list[Function]:
             return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(data)
+            tree = syntax.parse(data)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     module = Module.of(tree)

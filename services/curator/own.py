@@ -22,7 +22,7 @@ from shared.environments.registry import Environments, UnknownKind
 from shared.environments.repository.checks import wrong_image
 from shared.environments.repository.problem import RepositoryProblem
 from shared.objects.directory import DirectoryObjects
-from shared.problems import ProblemError
+from shared.problems import Problem, ProblemError
 from shared.problems.importing import STORE, Line, read_lines
 from shared.renderers import Renderer
 from shared.renderers.fitting import Fitting, fit, gated
@@ -109,10 +109,13 @@ def from_file(path: Path) -> Import:
 
 def checked(path: Path, lines: Sequence[Line], chat: Callable[[], Renderer], named: bool, sandbox: str) -> Fitting:
     """Return what fits and passes its kind's gate, and why each other one does not. `named`: the user named the policy, so
-    every problem is held against its chat format; else only functions are, which the shipped policy can be given. Raises
-    SandboxUnavailable, and ProblemError where nothing is left."""
-    spoken = [line for line in lines if named or line.problem.kind == "function"]
-    others = [line for line in lines if not named and line.problem.kind != "function"]
+    every problem is held against its chat format; else only those are that can be told without messages, as the shipped policy
+    needs it. Raises SandboxUnavailable, and ProblemError where nothing is left."""
+    environments = Environments(Places())
+    spoken: list[Line] = []
+    others: list[Line] = []
+    for line in lines:
+        (spoken if named or _needs_no_messages(line.problem, environments) else others).append(line)
     parts = []
     if spoken:
         fitting = fit(spoken, chat())
@@ -129,6 +132,15 @@ def checked(path: Path, lines: Sequence[Line], chat: Callable[[], Renderer], nam
     if not whole.lines and whole.without:
         raise ProblemError(f"{path}: {whole.refusal()}")
     return whole
+
+
+def _needs_no_messages(problem: Problem, environments: Environments) -> bool:
+    """Return whether an agent can be told the problem without messages. False also where it cannot be told at all."""
+    try:
+        environment = environments.of(problem)
+    except UnknownKind:
+        return False
+    return environment.objection(problem) is None and environment.brief(problem).subject is not None
 
 
 def _unspoken(lines: Sequence[Line], sandbox: str) -> Fitting:

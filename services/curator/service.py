@@ -14,7 +14,6 @@ from prometheus_client import Counter
 from services.curator import admission
 from services.curator.build import GENERATOR, read_manifest
 from services.curator.config import CuratorConfig
-from services.curator.levels import levels
 from shared.bus import Bus, Delivery
 from shared.contracts import probe as probes
 from shared.contracts import topics
@@ -188,7 +187,7 @@ class Curator:
 
 def _levels(pairs: list[tuple[Problem, Hidden]]) -> dict[str, list[str]]:
     """Return the tags of the problems that have levels."""
-    return {problem.id: tags for problem, hidden in pairs if (tags := levels(problem, hidden))}
+    return {problem.id: tags for problem, hidden in pairs if (tags := problem.levels(hidden))}
 
 
 def _made_here(packs: Path, config: RunConfig) -> bool:

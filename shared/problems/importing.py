@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shared import syntax
 from shared.problems import others
 from shared.problems.schema import (
     Case,
@@ -235,7 +236,7 @@ def _objection(text: str, name: str) -> str:
     """Empty for code that defines the function, and for code that Python does not take: a syntax error may be the bug; the gate
     sees what it does."""
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except (SyntaxError, ValueError):
         return ""
     except (RecursionError, MemoryError):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shared import syntax
 from shared.problems.mutation_rules import Edit, Place, Scope, bugs
 
 
@@ -45,7 +46,7 @@ class Mutations:
 
     def __init__(self, source: str) -> None:
         self._lines = source.split("\n")
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
         scope = Scope.of(tree)
         self.sites: list[Site] = []
         for statement in _statements(tree):

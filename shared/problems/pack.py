@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_type_hints, overload
 
 import msgspec
 import zstandard
@@ -127,22 +127,28 @@ class Lines(Generic[T]):
         """KeyError for an id that the pack does not hold."""
         return self._places[problem][3]
 
-    def but(self, kind: str) -> list[T]:
-        """Those of every other kind. Raises PackError."""
-        return [self[problem] for problem, (*_, own) in self._places.items() if own != kind]
+    def with_refs(self) -> list[T]:
+        """Return the lines of kinds that have fields of type `Ref`, without reading any other. Raises PackError."""
+        kinds = {kind: number for number, *_, kind in self._places.values()}
+        able = {kind for kind, number in kinds.items() if _has_refs(self._struct_of(number, kind))}
+        return [self[problem] for problem, (*_, kind) in self._places.items() if kind in able]
 
     def __getitem__(self, problem: str) -> T:
         """KeyError for an id that the pack does not hold; PackError for a line that is no such object."""
         number, start, end, kind = self._places[problem]
+        if kind not in self._decoders:
+            self._decoders[kind] = msgspec.json.Decoder(self._struct_of(number, kind))
         try:
-            return self._decoder(kind).decode(memoryview(self._text)[start:end])
-        except (msgspec.DecodeError, ValueError) as error:  # ValueError: no environment here knows the kind
+            return self._decoders[kind].decode(memoryview(self._text)[start:end])
+        except (msgspec.DecodeError, ValueError) as error:
             raise PackError(f"pack: line {number}: {error}") from None
 
-    def _decoder(self, kind: str) -> msgspec.json.Decoder[T]:
-        if kind not in self._decoders:
-            self._decoders[kind] = msgspec.json.Decoder(_struct(self._kind, kind))
-        return self._decoders[kind]
+    def _struct_of(self, number: int, kind: str) -> type[T]:
+        """Return the struct of a line of this kind. `number`: the line's. Raises PackError where no environment knows the kind."""
+        try:
+            return _struct(self._kind, kind)
+        except ValueError as error:
+            raise PackError(f"pack: line {number}: {error}") from None
 
     def __iter__(self) -> Iterator[T]:
         return (self[problem] for problem in self._places)
@@ -177,6 +183,10 @@ def read_hidden(data: bytes, kind: type[H]) -> list[H]: ...
 def read_hidden(data: bytes, kind: type[Any] = Hidden) -> list[Any]:
     """The hidden part, whole: as `read_problems`. Raises PackError."""
     return list(Lines(data, kind))
+
+
+def _has_refs(kind: type[msgspec.Struct]) -> bool:
+    return any(Ref in (hint, *get_args(hint)) for hint in get_type_hints(kind).values())
 
 
 def refs(problem: Problem) -> list[Ref]:

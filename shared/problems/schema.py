@@ -84,6 +84,16 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     licence: str = ""
 
+    @property
+    def repository(self) -> str:
+        """The repository that the problem is of, as its origin or its cell names it. Empty: it is of none."""
+        return ""
+
+    def levels(self, hidden: Any) -> list[str]:
+        """Return the problem's levels of hardness, each as a tag such as "language-python": problems that share one are
+        alike in it. Empty: the kind has none. `hidden`: the problem's hidden part."""
+        return []
+
 
 class Hidden(msgspec.Struct, frozen=True, kw_only=True):
     """The hidden part of a problem. Only graders and the curator read it. Each kind is a subclass, which gives `kind` its name

@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from shared import syntax
+
 MINIMA = 48
 BYTES = MINIMA * 2
 SHINGLE = 4  # tokens
@@ -49,7 +51,7 @@ def fingerprint(source: str) -> tuple[str, bytes]:
 
 def renamed(source: str) -> str:
     """The source with bound names v0, v1, … in order of appearance and functions f0, f1, …"""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

@@ -35,7 +35,9 @@ def fetch(folder: Path) -> None:
     # uv makes environments without pip; the interpreter that they were made from has it.
     python = sys.executable if importlib.util.find_spec("pip") else str(Path(sys.base_prefix) / "bin" / "python3")
     for one in missing:  # one at a time: pip takes no two versions of one package
-        command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        print(f"fetching {one}", flush=True)
+        # pip asks each source for its metadata, with the build tools that it names. `:all:` would build those from source too.
+        command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", one.partition("==")[0]]
         subprocess.run([*command, "--dest", str(folder), one], check=True)
 
 

@@ -67,7 +67,7 @@ def test_a_file_of_repositories_becomes_a_pack_whose_trees_reach_the_store(folde
     assert "pack: 1 of 2 problems, 1 in held_out" in said
     public = packs.Lines((folder / "pack" / packs.file_name("held_out", "public")).read_bytes(), Problem)
     assert public.ids == ["calc-1"]
-    (problem,) = public.but("function")
+    (problem,) = public.with_refs()
     assert packs.Lines((folder / "pack" / packs.file_name("held_out", "hidden")).read_bytes(), Hidden)["calc-1"]
     objects = DirectoryObjects(folder / "store")
     prepare.upload_pack(objects, folder / "pack", "held_out")

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.curator.sources import Found, Refused
+from shared import syntax
 from shared.contracts.trajectory import Change
 from shared.environments.repository import checks, patches, trees
 from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
@@ -181,7 +182,7 @@ def _tests(tree: Tree, path: str) -> list[tuple[str, bool]]:
     if not isinstance(entry, File) or not path.endswith(".py") or len(entry.data) > MAX_FILE_BYTES:
         return []
     try:
-        module = ast.parse(entry.data)
+        module = syntax.parse(entry.data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found: list[tuple[str, bool]] = []

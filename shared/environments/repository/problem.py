@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -10,6 +11,7 @@ import msgspec
 
 from shared.contracts.run import Ref
 from shared.contracts.trajectory import Change
+from shared.environments.repository.levels import levels
 from shared.problems.schema import Hidden, Problem
 from shared.sandbox.contract import WORKSPACE
 
@@ -47,6 +49,13 @@ class RepositoryProblem(Problem, frozen=True, kw_only=True):
     tools: list[str] = []
     network: str | list[str] | dict[str, list[str]] = "none"
     limits: RepositoryLimits = RepositoryLimits()
+
+    @property
+    def repository(self) -> str:
+        return re.split(r"[@=]", self.origin)[0] or self.cell
+
+    def levels(self, hidden: RepositoryHidden) -> list[str]:
+        return levels(self, hidden)
 
     @property
     def folder(self) -> str:

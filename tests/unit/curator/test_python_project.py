@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,11 @@ from services.curator.sources.python.contamination import Evaluations
 from services.curator.sources.python.laboratory import Ran, Run, Runs
 from services.curator.sources.python.mutations import _objection as why_not
 from services.curator.sources.python.project import SourceError, project_of, read_project
+from shared.contracts.run import Ref
+from shared.environments.agent import AgentProblem
+from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
 from shared.environments.repository.trees import File
+from shared.problems.pack import write
 
 FILES = {
     "shapes/__init__.py": "",
@@ -151,6 +157,20 @@ def test_functions_and_repositories_of_evaluation_sets_are_recognised(tmp_path: 
     assert found.objection([copy]).startswith("contaminated")
     assert found.objection(["def other(a):\n    b = a + 1\n    return [b for b in range(b)]\n"]) == ""
     assert found.report()["dropped"] == 1
+
+
+@pytest.mark.parametrize("kind", [RepositoryProblem, partial(AgentProblem, agent="run")])
+def test_a_pack_of_repositories_keeps_out_the_project_whoever_works_in_it(tmp_path: Path, kind: Any):
+    problem = kind(
+        id="p", tree=Ref(key="trees/t", size=1, checksum="0" * 32), origin="owner/shapes_kit@0123", cell="any"
+    )
+    hidden = RepositoryHidden(id="p", kind=problem.kind, fail_to_pass=["t.py::test_t"])
+    for part, item in (("public", problem), ("hidden", hidden)):
+        (tmp_path / f"held_out.{part}.jsonl.zst").write_bytes(write([item]))
+    found = Evaluations.read([tmp_path])
+    assert list(found.repositories) == ["shapes-kit"]
+    with pytest.raises(SourceError, match="problems of the same repository"):
+        found.require_other(project_of(tree(), "x"))
 
 
 def test_functions_of_a_folder_of_ones_own(tmp_path: Path):

@@ -71,8 +71,7 @@ class Evaluations:
                 raise
             pairs = []
         for problem, hidden in pairs:
-            if problem.kind == "repository":
-                self._add_name(re.split(r"[@=]", problem.origin)[0] or problem.cell, path)
+            self._add_name(problem.repository, path)
             for file, change in getattr(hidden, "solution", {}).items():
                 text = change if isinstance(change, str) else change.text
                 for one in functions(file, text or ""):

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shared import syntax
+
 Node = ast.FunctionDef | ast.AsyncFunctionDef
 _FUTURE_ANNOTATIONS = 0x1000000  # compile flag of `from __future__ import annotations`
 
@@ -62,7 +64,7 @@ def parse(source: str) -> ast.Module:
     """Raises SyntaxError, ValueError, RecursionError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        return syntax.parse(source)
 
 
 def functions(path: str, source: str) -> list[Function]:

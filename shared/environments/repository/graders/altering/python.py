@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared import syntax
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _EQUALITIES = frozenset({"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"})
 _OPPOSITES = {
@@ -92,7 +94,7 @@ def _valid(edit: Edit, function: ast.FunctionDef | ast.AsyncFunctionDef, parsed:
     start, end = parsed.at.line(first), parsed.at.line((function.end_lineno or first) + 1)
     source = parsed.data[start : edit.start] + edit.text.encode() + parsed.data[edit.end : end]
     try:
-        ast.parse(b"if 1:\n" + source if source[:1] in b" \t" else source)
+        syntax.parse(b"if 1:\n" + source if source[:1] in b" \t" else source)
     except (SyntaxError, ValueError, RecursionError):
         return False
     return True
@@ -143,7 +145,7 @@ class _Parsed:
     """A file's syntax tree, bytes and offsets."""
 
     def __init__(self, text: str) -> None:
-        self.tree = ast.parse(text)
+        self.tree = syntax.parse(text)
         self.data = text.encode()
         self.at = _Offsets(self.data)
 

@@ -6,10 +6,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from services.curator.levels import LANGUAGES, levels
 from shared.contracts.run import Ref
 from shared.contracts.trajectory import Change
 from shared.environments.agent import AgentHidden, AgentProblem
+from shared.environments.repository.levels import LANGUAGES
 from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
 from shared.problems import FunctionHidden, FunctionProblem
 
@@ -20,12 +20,12 @@ def of(
     origin: str = "", cell: str = "", solution: dict[str, Change] | None = None, runner: Any = "pytest"
 ) -> list[str]:
     problem = RepositoryProblem(id="p", tree=TREE, origin=origin, cell=cell)
-    return levels(problem, RepositoryHidden(id="p", fail_to_pass=["t"], runner=runner, solution=solution or {}))
+    return problem.levels(RepositoryHidden(id="p", fail_to_pass=["t"], runner=runner, solution=solution or {}))
 
 
 def test_a_function_problem_has_no_levels_so_its_category_stays_as_it_is() -> None:
     problem = FunctionProblem(id="p", files={"f.py": ""}, entry="f", visible=[], origin="toolz:toolz.itertoolz:take")
-    assert levels(problem, FunctionHidden(id="p", cases=[], solution={"f.py": "x = 1\n"})) == []
+    assert problem.levels(FunctionHidden(id="p", cases=[], solution={"f.py": "x = 1\n"})) == []
 
 
 def test_every_runner_of_tests_has_its_language() -> None:
@@ -65,7 +65,7 @@ def test_without_a_text_that_the_solution_leaves_there_is_no_size() -> None:
 
 def test_a_repository_in_which_an_agent_of_others_works_has_the_same_levels() -> None:
     problem = AgentProblem(id="p", tree=TREE, agent="run", origin="a/b@1")
-    assert levels(problem, AgentHidden(id="p", fail_to_pass=["t"])) == ["repository-a:b", "language-python"]
+    assert problem.levels(AgentHidden(id="p", fail_to_pass=["t"])) == ["repository-a:b", "language-python"]
 
 
 def test_no_level_splits_into_more_tags_or_is_longer_than_a_tag_may_be() -> None:

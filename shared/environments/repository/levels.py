@@ -1,7 +1,6 @@
 """Levels of hardness of repository problems, as tags for the scheduler's estimate: repository, language and size. Pure.
 
-Each level becomes one tag behind the problem's category, e.g. "bugfix/boundary/language-python/size-09". Problems of other kinds
-have no such levels, and their categories stay as they are.
+Each level becomes one tag behind the problem's category, e.g. "bugfix/boundary/language-python/size-09".
 
 - Repository: the problems of a repository nearly always share a cell, which the scheduler estimates by itself. Then there is no
   tag, for the same results must not count twice. There is one where the cell is another than the repository.
@@ -13,9 +12,10 @@ have no such levels, and their categories stay as they are.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
-from shared.problems import Hidden, Problem
+if TYPE_CHECKING:
+    from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
 
 LANGUAGES = {"pytest": "python", "unittest": "python", "node": "javascript", "go": "go", "cargo": "rust"}
 # An origin that names a repository: owner/name, owner/name@commit, https://host/owner/name.git (the host does not count). Others
@@ -24,10 +24,8 @@ _REPOSITORY = re.compile(r"(?:https?://[\w.:-]+/)?(?P<name>[\w.-]+(?:/[\w.-]+)+)
 _NAME_CHARS = 80  # of a repository in its tag, which stands in every message and row of the problem
 
 
-def levels(problem: Problem, hidden: Hidden) -> list[str]:
-    """Return the tags of one problem, in the order repository, language, size. Empty: it has no such levels."""
-    if not isinstance(problem, RepositoryProblem) or not isinstance(hidden, RepositoryHidden):
-        return []
+def levels(problem: RepositoryProblem, hidden: RepositoryHidden) -> list[str]:
+    """Return the tags of one problem, in the order repository, language, size."""
     found = [f"language-{LANGUAGES[hidden.runner]}"]
     named = _REPOSITORY.match(problem.origin)
     if named and (repository := named["name"].removesuffix(".git")) != problem.cell:
