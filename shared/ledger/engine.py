@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 
+from shared import storable
 from shared.ledger import addresses
 from shared.settings import without_credentials
 from shared.sqlite import write_ahead
@@ -112,7 +113,7 @@ def unhurried(connection: Connection) -> None:
 
 
 def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return storable.to_json(value).decode()
 
 
 def _sqlite(url: URL, read_only: bool) -> Engine:
