@@ -7,7 +7,6 @@ import os
 import socket
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from etude.supervisor import holder, words
+from shared import direct
 from shared.neighbours import Endpoint, Resolve, addresses, find
 from shared.settings import REFUSED, ServiceSettings, load
 from shared.visible import visible
@@ -38,7 +38,7 @@ def _gone(url: str) -> bool:
 
 def _get(url: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        with direct.ask(url, timeout_s) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:  # /readyz answers 503 with a body
         try:

@@ -16,7 +16,6 @@ import sys
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import yaml
 
 from infra.generate import DASHBOARDS
 from infra.grafana.panels import Field
+from shared import direct
 
 ALERTS = Path(__file__).resolve().parent.parent / "prometheus" / "alerts.yml"
 POINTS = 240  # per series asked for
@@ -87,7 +87,7 @@ def expressions() -> Iterator[Asked]:
 def call(url: str, path: str, **query: object) -> Any:
     """The `data` of an answer. Raises ValueError with what Prometheus says of a query it refuses, OSError."""
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        with direct.ask(f"{url}/api/v1/{path}?{urllib.parse.urlencode(query)}", 30) as answer:
             return json.load(answer)["data"]
     except urllib.error.HTTPError as error:
         raise ValueError(json.load(error).get("error", f"HTTP {error.code}")) from None

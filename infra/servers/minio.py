@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 
 from infra.servers import CACHE, Unavailable, require_fetching, say
 from infra.servers.go import find_go
 from infra.servers.place import Launch, Place
+from shared import direct
 
 MODULE = "github.com/minio/minio"
 VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"  # no release tag resolves as a module; this is the newest commit
@@ -50,7 +50,7 @@ class Minio:
         return Launch([*arguments, str(place.data)], variables, signal.SIGTERM)
 
     def ready(self, place: Place) -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{place.port}/minio/health/cluster", timeout=2) as answer:
+        with direct.ask(f"http://127.0.0.1:{place.port}/minio/health/cluster", 2) as answer:
             return answer.status == 200
 
     def settings(self, place: Place) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shared import direct
 from shared import objects as stores
 from shared.contracts.ids import policy_prefix
 from shared.objects import ObjectMissing
@@ -89,5 +90,5 @@ def flags(
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+    with direct.ask(request, TIMEOUT_S) as response:
         return json.load(response)

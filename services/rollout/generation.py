@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+ROUNDING = 1e-4  # a log-probability may lie so far above 0; further above, it is not of what was sampled
+
 
 class BadReply(ValueError):
     """The engine answered with something that cannot be recorded exactly; the text says what."""
@@ -157,6 +159,8 @@ def parse(
     logprobs_N = np.array([np.nan if p is None else p for p, _, _ in meta.output_token_logprobs], dtype=np.float32)
     if not np.isfinite(logprobs_N).all():
         raise BadReply("/generate: a sampled token without a finite log-probability")
+    if (logprobs_N > ROUNDING).any():
+        raise BadReply(f"/generate: found a log-probability of {logprobs_N.max():.3g}; allowed: at most 0")
     if meta.oldest_kv_version is None and versioned:
         raise BadReply("/generate: found no oldest_kv_version; allowed: the serial of the oldest version that was read")
     versions_N = _versions(meta, len(tokens), versioned)

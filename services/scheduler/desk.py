@@ -33,6 +33,7 @@ from shared.contracts.topics import Topic
 
 log = structlog.get_logger()
 
+TOO_LARGE = "54"  # class of SQLSTATE: a limit of the program, as of a name that is too long for an index
 KEEP_FINISHED_S = 60.0  # a finished run stays in memory for its last words
 LISTENED_EVERY_S = 2.0  # while a run goes on, the ledger learns at least so often that somebody listens
 # Any of these may be the first that is heard of a run: topics are not ordered among each other.
@@ -359,9 +360,14 @@ class Desk:
 
 def _is_outage(error: Exception) -> bool:
     """Whether the same can succeed later: another leads, or a store is away."""
-    if isinstance(error, IntegrityError | DataError):
+    if isinstance(error, IntegrityError | DataError) or _sqlstate(error).startswith(TOO_LARGE):
         return False
     return isinstance(error, Fenced | DBAPIError | OSError)
+
+
+def _sqlstate(error: Exception) -> str:
+    """Return PostgreSQL's code of an error; "": it has none."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
 def _words(error: Exception) -> str:

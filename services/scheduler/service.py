@@ -59,6 +59,7 @@ KEEP_MESSAGES_S, PRUNE_EVERY_S = 3600.0, 600.0  # published rows of the outbox
 LEAVE_WITHIN_S = 5.0  # making room for a successor is a courtesy: without it the lease runs out
 
 STORES = "the ledger or the object store"
+REASON_CHARS = 300  # of a store's error, as /readyz and `etude status` show it
 HANGS_S = 3.0  # a call of a store takes milliseconds; the reading of a large run, at the start, says so
 
 T = TypeVar("T")
@@ -171,6 +172,7 @@ class _Term:
         self.clock = Clock()
         self.relay = Relay(bus)
         self.housekeeping = Housekeeping(config, objects, bus, read_config, term)
+        self.away: list[str] = []  # the store that does not answer, and why; []: none is known to be away
         self.waits: dict[str, float] = {}  # what for -> since (monotonic)
         self.pruned_at = time.monotonic()
         self.watermark = Watermark()
@@ -194,7 +196,7 @@ class _Term:
         except _Stopped as why:
             log.warning("stopped_without_the_stores", why=str(why))
         finally:
-            for what in self.waits:
+            for what in (*self.waits, *self.away):
                 self.health.clear(what)
             for run in self.measured:
                 self.health.tell(run, None)
@@ -313,11 +315,13 @@ class _Term:
                 if failed:
                     self.relay.add(await asyncio.to_thread(self.store.pending))
                 result = await asyncio.to_thread(call)
-                self.health.clear(STORES)
+                for said in (STORES, *self.away):
+                    self.health.clear(said)
+                self.away.clear()
                 return result
             except (DBAPIError, OSError) as error:
                 failed = True
-                self.health.wait_on(STORES)
+                self._wait_on_store(error)
                 log.warning("stores_unavailable", error=str(error), again_in_s=delay)
                 if self.stop.is_set():
                     raise _Stopped(str(error)) from error
@@ -325,6 +329,19 @@ class _Term:
                 delay = min(LAST_DELAY_S, delay * 2)
             finally:
                 hangs.cancel()
+
+    def _wait_on_store(self, error: DBAPIError | OSError) -> None:
+        """Say which store is away, and why."""
+        why = (
+            str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
+            or type(error).__name__
+        )
+        away = [f"{'the ledger' if isinstance(error, DBAPIError) else STORES}: {why[:REASON_CHARS]}"]
+        for said in (STORES, *self.away):
+            if said not in away:
+                self.health.clear(said)
+        self.away = away
+        self.health.wait_on(away[0])
 
     async def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_EVERY_S:

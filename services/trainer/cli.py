@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from shared import neighbours, weights
+from shared import direct, neighbours, weights
 from shared import objects as stores
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref, RunConfig
@@ -96,7 +96,7 @@ def _verify_engine(objects: Objects, url: str) -> dict[str, Any]:
     )
     line: dict[str, Any] = {"what": "engine", "url": url, "equal": None, "answers": False}
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        with direct.ask(request, TIMEOUT_S) as response:
             live = json.load(response)
         line["answers"] = True
         if not live["run"]:

@@ -102,20 +102,22 @@ def _block(hidden: Tensor, head: Tensor) -> int:
 
 
 @compiled
-def _statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (log-probabilities of the targets, entropies, log of the normaliser), reading the logits and writing nothing else."""
-    logits = logits / temperature[:, None]
+def _statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (log-probabilities of the targets, entropies, log of the normaliser, greatest logits), reading the logits and writing
+    nothing else. The greatest is taken away before the temperature divides, which would round what is left of the differences."""
+    best = logits.amax(-1)
+    logits = (logits - best[:, None]) / temperature[:, None]
     log_z = logits.logsumexp(-1)
     entropy = log_z - ((logits - log_z[:, None]).exp() * logits).sum(-1)
-    return logits.gather(1, targets[:, None])[:, 0] - log_z, entropy, log_z
+    return logits.gather(1, targets[:, None])[:, 0] - log_z, entropy, log_z, best
 
 
 @compiled
 def _slope(
-    logits: Tensor, targets: Tensor, temperature: Tensor, log_z: Tensor, scale: Tensor, dtype: torch.dtype
+    logits: Tensor, targets: Tensor, temperature: Tensor, log_z: Tensor, best: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Return (one at the target - softmax) * scale, the gradient with respect to the logits before the temperature."""
-    p = (logits / temperature[:, None] - log_z[:, None]).exp()
+    p = ((logits - best[:, None]) / temperature[:, None] - log_z[:, None]).exp()
     hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     return ((hit.to(p.dtype) - p) * scale).to(dtype)
 
@@ -126,26 +128,28 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, log_z = (_wide(hidden[:0]).new_empty(len(hidden)) for _ in range(3))
+        logprobs, entropy, log_z, best = (_wide(hidden[:0]).new_empty(len(hidden)) for _ in range(4))
         size = _block(hidden, head)
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             logits = _logits(hidden[rows], head)
             if is_half_on_cuda(hidden):
-                logprobs[rows], entropy[rows], log_z[rows] = _statistics(logits, targets[rows], temperature[rows])
+                found = _statistics(logits, targets[rows], temperature[rows])
+                logprobs[rows], entropy[rows], log_z[rows], best[rows] = found
                 continue
-            logits.div_(temperature[rows, None])
+            best[rows] = logits.amax(-1)
+            logits.sub_(best[rows, None]).div_(temperature[rows, None])
             log_z[rows] = logits.logsumexp(-1)
             logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_z[rows]
             p = (logits - log_z[rows, None]).exp_()
             entropy[rows] = log_z[rows] - p.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden, head, targets, temperature, log_z)
+        ctx.save_for_backward(hidden, head, targets, temperature, log_z, best)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, head, targets, temperature, log_z = ctx.saved_tensors
+        hidden, head, targets, temperature, log_z, best = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_head = head.new_zeros(head.shape, dtype=_wide(head[:0]).dtype) if ctx.needs_input_grad[1] else None
         size = _block(hidden, head)
@@ -154,9 +158,11 @@ class _TokenLogprobs(torch.autograd.Function):
             scale = (grad[rows] / temperature[rows])[:, None]
             logits = _logits(hidden[rows], head)
             if is_half_on_cuda(hidden):
-                d = _slope(logits, targets[rows], temperature[rows], log_z[rows], scale, hidden.dtype)
+                of = (targets[rows], temperature[rows], log_z[rows], best[rows])
+                d = _slope(logits, *of, scale, hidden.dtype)
             else:
-                d = logits.div_(temperature[rows, None]).sub_(log_z[rows, None]).exp_().mul_(-scale)
+                logits.sub_(best[rows, None]).div_(temperature[rows, None])
+                d = logits.sub_(log_z[rows, None]).exp_().mul_(-scale)
                 d.scatter_add_(1, targets[rows, None], scale)
                 d = d.to(hidden.dtype)
             torch.mm(d, head, out=grad_hidden[rows])

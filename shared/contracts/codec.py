@@ -4,6 +4,7 @@ Invariants:
 - The bytes are JSON; the header `schema` says `<topic>/<major>.<minor>`. Readers ignore unknown fields of the same
   major and refuse another major: the caller buries the delivery, its bytes untouched. The headers `time` and
   `traceparent` (shared.contracts.tracing) are for people and metrics alone; nothing is decided by them.
+- No text of a message holds NUL: every reader sees U+2400 in its place (`shared.storable`). The ledger could not keep it.
 - No message exceeds 64 KiB when encoded; the producer refuses it. Bulk goes by claim check (`Ref`).
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from shared import storable
 from shared.contracts.topics import Topic
 from shared.contracts.tracing import TRACE_HEADER, traceparent
 
@@ -81,7 +83,7 @@ def encode(topic: Topic, message: msgspec.Struct) -> tuple[bytes, dict[str, str]
         data, headers = message.data, message.headers
     else:
         data, headers = (
-            msgspec.json.encode(message),
+            storable.to_json(message),
             {
                 SCHEMA_HEADER: _schema(topic.name),
                 TIME_HEADER: f"{time.time():.3f}",
@@ -107,6 +109,6 @@ def decode(topic: Topic, data: bytes, headers: dict[str, str]) -> Any:
     if len(data) > MAX_BYTES:
         raise UnreadableMessage(f"{len(data)} bytes; at most {MAX_BYTES}")
     try:
-        return _decoder(topic.types).decode(data)
+        return _decoder(topic.types).decode(storable.without_nul(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableMessage(f"{topic.name}: {error}") from None

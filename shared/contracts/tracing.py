@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from shared import storable
+
 TRACE_HEADER = "traceparent"
 _spans = random.Random()  # of the operating system's entropy; only to tell messages of one trace apart
 
@@ -23,7 +25,7 @@ _spans = random.Random()  # of the operating system's entropy; only to tell mess
 @functools.lru_cache(maxsize=4096)  # an attempt has some messages and a few lines of log, a run very many
 def trace_id(subject: str) -> str:
     """32 hexadecimal digits, never all zero. `subject`: an attempt's, group's or run's id."""
-    return f"{xxhash.xxh3_128_intdigest(subject.encode()) or 1:032x}"
+    return f"{xxhash.xxh3_128_intdigest(storable.text(subject).encode()) or 1:032x}"
 
 
 def subject(message: msgspec.Struct) -> str:

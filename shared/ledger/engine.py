@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event, make_url, text
 
+from shared import storable
 from shared.ledger import addresses
 from shared.settings import without_credentials
 from shared.sqlite import write_ahead
@@ -33,6 +34,7 @@ ALIVE = {
     "keepalives_count": 2,
     "tcp_user_timeout": 8000,  # milliseconds without an acknowledgement of what was sent
 }
+READ_ONLY = "25006"  # SQLSTATE: a write in a read-only transaction
 _END_SILENT = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE (state LIKE 'idle in transaction%' OR state = 'active' AND wait_event = 'ClientRead') "
@@ -71,6 +73,8 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
             connect_args={n: v for n, v in ALIVE.items() if n not in parsed.query} | addresses.NEVER_PREPARED,
         )
         event.listen(engine, "begin", _snapshot if read_only else _hurried)
+        if not read_only:
+            event.listen(engine, "handle_error", _leave_read_only)
         return engine
     raise ValueError(
         f"ledger: found {without_credentials(url)!r}; allowed: sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME"
@@ -80,6 +84,13 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
 def _snapshot(connection: Connection) -> None:
     """Make the transaction read-only. A reader blocks nobody, so it has no timeouts."""
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+
+def _leave_read_only(context: ExceptionContext) -> None:
+    """Treat a session that cannot write as a lost one. After a failover, sessions may stay with the old primary; SQLAlchemy then
+    drops it and all sessions of the pool, and the next transaction opens one where the address leads now."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 def _hurried(connection: Connection) -> None:
@@ -112,7 +123,7 @@ def unhurried(connection: Connection) -> None:
 
 
 def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return storable.to_json(value).decode()
 
 
 def _sqlite(url: URL, read_only: bool) -> Engine:

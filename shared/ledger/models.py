@@ -14,7 +14,6 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     MetaData,
-    Text,
     UniqueConstraint,
     false,
     text,
@@ -26,7 +25,7 @@ from shared.contracts.life import RunState
 from shared.contracts.messages import Effort, Verdict
 from shared.contracts.run import Ref
 from shared.ledger.transitions import AttemptState, GroupState
-from shared.ledger.types import Json, StructJson
+from shared.ledger.types import Json, PlainText, StructJson
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -39,7 +38,7 @@ NAMES = {
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {str: Text(), int: BigInteger(), dict[str, Any]: Json, list[int]: Json}  # noqa: RUF012
+    type_annotation_map = {str: PlainText(), int: BigInteger(), dict[str, Any]: Json, list[int]: Json}  # noqa: RUF012
 
 
 def _one_of(column: str, states: type[StrEnum]) -> CheckConstraint:

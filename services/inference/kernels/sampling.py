@@ -9,6 +9,7 @@ from services.inference.kernels.pointwise import exponentials
 
 # Below it nothing is left of any but the largest logit, and its inverse would soon be no float32.
 COLDEST = 1e-6
+BLOCK = 4096  # weights that are summed in float32; sums of blocks in float64, for 150,000 words are many
 
 
 @compiled
@@ -17,9 +18,9 @@ def sample_rows(logits, temperatures, uniforms, weights, tokens, chosen):  # typ
     for b in range(len(logits)):
         greedy, scale = temperatures[b] == 0, _scale(temperatures[b])
         total, best, first = _weigh(logits[b], scale, weights)
-        token = first if greedy else _draw(weights, uniforms[b] * np.float64(total), first)
+        token = first if greedy else _draw(weights, uniforms[b] * total, first)
         tokens[b] = token
-        chosen[b] = logits[b, token] * scale - best - np.log(total)
+        chosen[b] = _log_probability(logits[b, token], scale, total, best)
 
 
 @compiled
@@ -28,8 +29,8 @@ def propose_rows(logits, temperatures, uniforms, probabilities, tokens):  # type
     for b in range(len(logits)):
         greedy, scale = temperatures[b] == 0, _scale(temperatures[b])
         total, _, first = _weigh(logits[b], scale, probabilities[b])
-        tokens[b] = first if greedy else _draw(probabilities[b], uniforms[b] * np.float64(total), first)
-        share = np.float32(1) / total
+        tokens[b] = first if greedy else _draw(probabilities[b], uniforms[b] * total, first)
+        share = np.float32(1 / total)
         for v in range(logits.shape[1]):
             probabilities[b, v] *= share
 
@@ -44,10 +45,10 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
     scale = _scale(temperature)
     for j in range(k):
         total, best, first = _weigh(logits[j], scale, weights)
-        share = np.float32(1) / total
+        share = np.float32(1 / total)
         token = drafts[j]
         if uniforms[j] * probabilities[j, token] < weights[token] * share:
-            chosen[j] = logits[j, token] * scale - best - np.log(total)
+            chosen[j] = _log_probability(logits[j, token], scale, total, best)
             continue
         rest = np.float64(0)
         for v in range(V):
@@ -56,9 +57,9 @@ def judge_drafts(logits, temperature, drafts, probabilities, uniforms, weights, 
             for v in range(V):
                 weights[v] = max(weights[v] * share - probabilities[j, v], np.float32(0))
         else:  # p = q up to rounding
-            rest = np.float64(total)
+            rest = total
         token = _draw(weights, uniforms[k] * rest, first)
-        chosen[j] = logits[j, token] * scale - best - np.log(total)
+        chosen[j] = _log_probability(logits[j, token], scale, total, best)
         return j, token
     return k, -1
 
@@ -71,13 +72,25 @@ def _scale(temperature):  # type: ignore[no-untyped-def]
 
 @compiled
 def _weigh(logits, scale, weights):  # type: ignore[no-untyped-def]
-    """weights = exp(logits * scale - greatest); returns their sum, the greatest and where it stands."""
-    best, first = logits[0] * scale, 0
-    for v in range(len(logits)):
-        weights[v] = logits[v] * scale
-        if weights[v] > best:
-            best, first = weights[v], v
-    return exponentials(weights, best), best, first
+    """weights = exp((logits - greatest) * scale); returns their sum in float64 (1 or more), the greatest logit and where it stands.
+
+    The greatest is taken away before scaling: at 1e-6 a logit of 30 is scaled to 3e7, where float32 has steps of 2."""
+    best, first, V = logits[0], 0, len(logits)
+    for v in range(V):
+        if logits[v] > best:
+            best, first = logits[v], v
+    for v in range(V):
+        weights[v] = (logits[v] - best) * scale
+    total = np.float64(0)
+    for start in range(0, V, BLOCK):
+        total += exponentials(weights[start : start + BLOCK], np.float32(0))
+    return total, best, first
+
+
+@compiled
+def _log_probability(logit, scale, total, best):  # type: ignore[no-untyped-def]
+    """Never above 0: neither is the first part, and `total` is at least the greatest logit's weight, which is exactly 1."""
+    return np.float64((logit - best) * scale) - np.log(total)
 
 
 @compiled

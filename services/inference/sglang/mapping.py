@@ -29,6 +29,7 @@ import msgspec
 
 from services.inference.wire import BadRequest, GenerateRequest, SamplingParams, Unavailable, key_of
 
+ROUNDING = 1e-4  # SGLang's log-probability of a certain token may lie so far above 0
 _META = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -161,8 +162,10 @@ def _answer(
             raise BadAnswer(
                 f"/generate: {len(tokens)} output_ids, but log-probabilities of {len(pairs)} or of other tokens"
             )
+        if (most := max((p for p, _, _ in pairs), default=0.0)) > ROUNDING:
+            raise BadAnswer(f"/generate: found a log-probability of {most:.3g}; allowed: at most 0")
         mine["input_token_logprobs"] = []  # those of the prompt are refused
-        mine["output_token_logprobs"] = pairs
+        mine["output_token_logprobs"] = [(min(p, 0.0), token, more) for p, token, more in pairs]
     if asked.return_routed_experts:  # "" where there are none: the embedded engine's answer of a dense model
         if routing and "routed_experts" not in meta and tokens:
             raise BadAnswer("/generate: no routed_experts; start SGLang with --enable-return-routed-experts")

@@ -236,6 +236,10 @@ def test_a_stop_token_that_was_asked_for_is_a_stop():
         ({"finish_reason": {"type": "stop", "matched": "NaN happened"}}, "NaN"),  # the last token is made up then
         ({"output_token_logprobs": [[-1.0, 11, None]]}, "3 output_ids"),
         ({"output_token_logprobs": [[None, 11, None]] * 3}, "null"),
+        (
+            {"output_token_logprobs": [[0.19, 11, None], [-1.0, 12, None], [-1.0, 13, None]]},
+            "found a log-probability of 0.19",
+        ),
         ({"weight_versions": [{"version": "7", "start": 0, "end": 2}]}, "end at 2 of 3"),
         ({"weight_versions": [{"version": "7", "start": 1, "end": 3}]}, "do not cover"),
         ({"weight_versions": None, "weight_version": "default"}, "serial"),
@@ -245,6 +249,15 @@ def test_a_stop_token_that_was_asked_for_is_a_stop():
 def test_what_cannot_be_recorded_exactly_is_never_passed_on(changes, said):
     with pytest.raises(BadAnswer, match=said):
         back(recorded(**changes))
+
+
+def test_a_log_probability_that_rounding_left_above_zero_is_zero():
+    pairs = [[1e-7, 11, None], [-0.5, 12, None], [-2.0, 13, None]]
+    assert [p for p, _, _ in back(recorded(output_token_logprobs=pairs))["meta_info"]["output_token_logprobs"]] == [
+        0.0,
+        -0.5,
+        -2.0,
+    ]
 
 
 def test_statuses_are_the_clients_mistake_not_now_or_a_failure():

@@ -58,6 +58,7 @@ def test_routing_is_read_with_and_without_the_dense_layers(layers: int) -> None:
     [
         (b"{", None, "/generate"),
         (reply(output_token_logprobs=[[None, 7, None], [-0.1, 9, None]]), None, "log-probability"),
+        (reply(output_token_logprobs=[[0.19, 7, None], [-0.1, 9, None]]), None, "found a log-probability of 0.19"),
         (reply(output_token_logprobs=[[-0.1, 7, None], [-0.1, 8, None]]), None, "output_ids"),
         (reply(weight_version="default"), None, "serial"),
         (reply(oldest_kv_version=None), None, "oldest_kv_version"),
