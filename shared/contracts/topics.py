@@ -108,7 +108,7 @@ SERVICES = {
         },
     ),
     "rollout": Access(
-        writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED),
+        writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED, ALERTS),
         hears=(POLICIES_APPLIED, RUNS_STATE, ATTEMPTS_CANCEL),
         takes={"rollout": (ROLLOUTS_REQUESTED,)},
     ),
@@ -129,7 +129,7 @@ SERVICES = {
         takes={"trainer": (GROUPS_READY,), "trainer.": (GROUPS_READY,)},  # the latter: of one run alone
     ),
     "evaluator": Access(
-        writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED),
+        writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED, ALERTS),
         takes={"evaluator": (EVALS_REQUESTED, ROLLOUTS_SCORED, ROLLOUTS_FINISHED, ATTEMPTS_PROGRESS)},
     ),
 }
