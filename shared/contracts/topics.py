@@ -70,7 +70,8 @@ class Access:
     """What one of us does with the topics. On a cluster with rules it may do that and no more (`etude topics acl`).
 
     `writes`: publishes. `hears`: reads from the beginning, in no group. `takes`: by group, what it reads as one of that group;
-    what it cannot read it buries. A group that ends with a dot stands for all whose names begin so. `counts`: by group, of
+    what it cannot read it buries, and it writes an alert where records of it are gone.
+    A group that ends with a dot stands for all whose names begin so. `counts`: by group, of
     which topics it asks how much that group has not acknowledged.
     """
 
