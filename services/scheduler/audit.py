@@ -6,6 +6,7 @@ What is counted as a violation, and named with its rows:
 - staleness: a step that trained a sample older than the bound allowed, on its own lineage, recomputed from the policies;
 - attempts: a state that its events do not lead to, an epoch that skipped or went back, a verdict without a score or a
   score without a verdict, a group of the wrong size, a member without a trajectory;
+- retention: messages that the bus deleted before their reader had acknowledged them, so that the ledger may lack them;
 - record: numbers of a sequence that contradict each other, serials or steps that go back or are lost.
 
 A ledger that lost its last commits has recorded which groups the checkpoints contain (`recovery`). These count as trained; that
@@ -26,6 +27,7 @@ from sqlalchemy import Connection, Engine, Row, select
 from services.scheduler.recovery import CONTAINS
 from shared.contracts.life import RunState
 from shared.contracts.lineage import Fork, Lineage, serials
+from shared.contracts.messages import RECORDS_GONE
 from shared.ledger import models
 from shared.ledger.transitions import LIVE, AttemptState, GroupState, Place, settle
 
@@ -57,7 +59,7 @@ class UnknownRun(LookupError):
 class Finding:
     """One violation. `rows`: what it is about, ids first."""
 
-    check: str  # trained_twice | lost | staleness | attempts | record
+    check: str  # trained_twice | lost | staleness | attempts | retention | record
     what: str
     rows: list[str]
 
@@ -95,7 +97,7 @@ class Report:
             "lost": self.number("lost"),
             "trained_twice": self.number("trained_twice"),
             "staleness_violations": self.number("staleness"),
-            "other_violations": self.number("attempts") + self.number("record"),
+            "other_violations": sum(self.number(check) for check in ("attempts", "retention", "record")),
             "oldest_age": self.oldest_age,
             "counts": self.counts,
             "groups": self.groups,
@@ -138,7 +140,7 @@ def audit(engine: Engine, run: str, *, max_staleness: int | None) -> Report:
     report.reasons = _reasons(ledger)
     ages = list(_ages(ledger))
     report.oldest_age = max((age for _, age in ages), default=0)
-    findings = [*_trained_twice(ledger), *_lost(ledger), *_attempts(ledger), *_record(ledger)]
+    findings = [*_trained_twice(ledger), *_lost(ledger), *_attempts(ledger), *_retention(ledger), *_record(ledger)]
     if max_staleness is not None:
         findings.append(_too_old(ages, max_staleness))
     report.findings = [finding for finding in findings if finding.rows]
@@ -354,6 +356,16 @@ def _attempts(ledger: _Ledger) -> Iterator[Finding]:
             if g.sequence is not None and grouped[g.group_id] != g.members
         ],
     )
+
+
+def _retention(ledger: _Ledger) -> Iterator[Finding]:
+    rows = [
+        row
+        for event in ledger.events
+        if event.kind == RECORDS_GONE
+        for row in (event.data["examples"] or [event.data["what"]])
+    ]
+    yield Finding("retention", "gaps in the bus: retention deleted these messages before they were read", rows)
 
 
 def _record(ledger: _Ledger) -> Iterator[Finding]:

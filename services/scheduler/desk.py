@@ -237,6 +237,11 @@ class Desk:
         message = received.message
         if isinstance(message, m.RunStatus):
             return self._echo(message, now)
+        if isinstance(message, m.Alert) and message.run == m.EVERY_RUN:
+            for concerned in list(self.sets.values()):
+                if self._first_time(concerned, received):
+                    self._take(concerned, received, now, gone)
+            return
         if isinstance(message, m.AttemptHeartbeat | m.AttemptCheckpointed | m.Alert) and message.run not in self.sets:
             # Of a run that nothing trains, or not yet. Workers that measure a finished run's versions say so every few
             # seconds: to read its whole record each time would hold up the run that goes on.

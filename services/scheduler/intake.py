@@ -323,7 +323,10 @@ def promote_policy(ws: WorkingSet, message: m.PolicyPromoted, now: float) -> Non
 
 
 def alerted(ws: WorkingSet, message: m.Alert, now: float) -> None:
-    """The run pauses where its configuration names this alert, and at those of ALWAYS_PAUSE; the trainer does not go on either."""
+    """The run pauses where its configuration names this alert, and at those of ALWAYS_PAUSE; the trainer does not go on either.
+    That records are gone is kept, too: the audit reads the ledger alone."""
+    if message.name == m.RECORDS_GONE:
+        ws.event(now, m.RECORDS_GONE, "", ws.head.last_event, what=message.what, examples=message.examples)
     if ws.config is None or ws.head.state is not RunState.running:
         return
     if message.name not in ALWAYS_PAUSE.union(ws.config.schedule.pause_on):

@@ -4,6 +4,8 @@ Promises, the same for both and held by tests/contract/test_bus.py:
 - `publish` returns when the message is durable. Order holds per key within a topic.
 - At least once: a delivery that was neither `done` nor buried comes again after a crash or a rebalance.
 - Deliveries are acknowledged one by one and in any order; the adapter commits the lowest contiguous offset.
+- A topic keeps records for its retention, whoever has read them. A group that finds some gone says how many, in an alert and a
+  metric (shared.bus.gone): "nothing is lost" assumes that no reader is away for longer.
 - Long work is not held by a delivery: claim it, acknowledge, and let the ledger own the rest.
 """
 

@@ -35,6 +35,8 @@ from kafka.errors import (
 from shared import telemetry_spans
 from shared.bus import BusUnavailable, Standing, dead_letters
 from shared.bus.assignment import partition_of
+from shared.bus.gone import Gone, count
+from shared.bus.gone import alert as alert_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
 from shared.bus.kafka_clients import Producer, connected, end
@@ -43,7 +45,7 @@ from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
 from shared.bus.kafka_records import letter
 from shared.contracts import codec
-from shared.contracts.topics import Topic
+from shared.contracts.topics import ALERTS, Topic
 
 PUBLISH_WITHIN_MS = 30_000
 COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
@@ -166,6 +168,18 @@ class KafkaBus:
                 reason=headers["dead-letter-reason"],
             )
         self._executor.submit(self.send, letters).result().result()
+
+    def gone(self, group: str | None, found: Sequence[Gone]) -> None:
+        """Counts records that no longer exist; of a group's, an alert is durable when it returns. For reading threads."""
+        count(group, found)
+        if group is None:
+            return
+        alert = alert_of(group, found)
+        data, headers = codec.encode(ALERTS, alert)
+        try:
+            self._executor.submit(self.send, [(ALERTS, alert.run, data, headers)]).result().result()
+        except BusUnavailable as error:  # one who may not write alerts reads on: the metric has counted
+            log.error("bus.alert_not_written", alert=alert.name, what=alert.what, error=str(error))
 
     def send(self, items: list[tuple[Topic, str, bytes, dict[str, str]]]) -> Future[None]:
         """In the executor thread. The future ends when all are durable, or with BusUnavailable."""

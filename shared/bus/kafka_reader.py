@@ -37,6 +37,7 @@ from kafka.errors import (
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
+from shared.bus.gone import Gone, missing
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.kafka_batches import Record
 from shared.bus.kafka_clients import FETCH_MS, Consumer
@@ -69,6 +70,9 @@ class Writer(Protocol):
     def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
         """To the dead letters, with the reason; durable when it returns."""
 
+    def gone(self, group: str | None, found: Sequence[Gone]) -> None:
+        """Says that records no longer exist."""
+
 
 class Reader(AsyncConsumerRebalanceListener):
     """One consumer in one thread, from `deliveries()` to the end of its iterator.
@@ -87,6 +91,8 @@ class Reader(AsyncConsumerRebalanceListener):
         self._topics = {bus.cluster.physical(topic.name): topic for topic in topics}
         self._leases: dict[TopicPartition, Lease] = {}
         self._known: dict[TopicPartition, OffsetAndMetadata] = {}  # as earlier owners committed
+        self._next: dict[TopicPartition, int] = {}  # offsets that the log should give next, where we know them
+        self._fresh: set[TopicPartition] = set()  # assigned, and not yet asked what of them exists
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused = False
@@ -170,6 +176,8 @@ class Reader(AsyncConsumerRebalanceListener):
         self._bus.ensure(list(self._topics.values()))
         consumer = Consumer.open(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
+        if self.group is None:
+            self._next.clear()  # all is read again
         try:
             if self.group is None:
                 partitions = [TopicPartition(name, p) for name, t in self._topics.items() for p in range(t.partitions)]
@@ -199,7 +207,9 @@ class Reader(AsyncConsumerRebalanceListener):
             self._paused = full
             (consumer.pause if full else consumer.resume)(*consumer.assignment())
         if room > 0 or full:
-            self._take(consumer.poll(timeout_ms=0 if full else self._pace(), max_records=max(1, room)))
+            records = consumer.poll(timeout_ms=0 if full else self._pace(), max_records=max(1, room))
+            self._look_for_gone(consumer, records)
+            self._take(records)
             while self._joining() and not self._over():
                 consumer.join_on()
             self._look_back(consumer)
@@ -237,6 +247,41 @@ class Reader(AsyncConsumerRebalanceListener):
         idle = now - self._busy_at > IDLE_AFTER_S
         self._consumer.hold_fetches(IDLE_FETCH_MS if idle else FETCH_MS)
         return IDLE_POLL_MS if idle else POLL_MS
+
+    def _look_for_gone(self, consumer: Consumer, records: dict[TopicPartition, list[Record]]) -> None:
+        """Says how many records retention deleted before we read them: those between a position and the oldest record that
+        exists. A partition of which nothing was committed gets its position now, or what goes before the first record comes
+        would be missed by nobody."""
+        with self._lock:
+            asked = self._fresh | {
+                partition
+                for partition, found in records.items()
+                if found[0].offset > self._next.get(partition, found[0].offset)
+                and not self._topics[partition.topic].compacted  # to compact leaves gaps in every place
+            }
+            asked &= set(consumer.assignment())
+        if asked:
+            oldest = consumer.beginning_offsets(list(asked))
+            lost = []
+            with self._lock:
+                for partition in asked:
+                    first, known = oldest[partition], self._known.get(partition)
+                    if records.get(partition):  # read before retention went on
+                        first = min(first, records[partition][0].offset)
+                    finished = [] if known is None else read_ranges(known.offset, known.metadata or "")
+                    if range_ := missing(self._next.get(partition, first), first, finished):
+                        lost.append(Gone(self._topics[partition.topic].name, partition.partition, *range_))
+                    self._next[partition] = max(first, self._next.get(partition, first))
+                    if self.group is not None and partition not in self._leases and (range_ or known is None):
+                        lease = Lease(self._topics[partition.topic], partition.partition, first, finished)
+                        lease.committed = -1  # so that the next commit writes it
+                        self._leases[partition] = lease
+            if lost:
+                self._bus.gone(self.group, lost)
+            with self._lock:
+                self._fresh -= asked
+        for partition, found in records.items():
+            self._next[partition] = found[-1].offset + 1
 
     def _take(self, records: dict[TopicPartition, list[Record]]) -> None:
         items = []
@@ -340,6 +385,8 @@ class Reader(AsyncConsumerRebalanceListener):
         with self._lock:
             for partition in list(partitions):
                 self._known.pop(partition, None)
+                self._next.pop(partition, None)
+                self._fresh.discard(partition)
                 lease = self._leases.pop(partition, None)
                 if lease:
                     lease.live = False
@@ -390,6 +437,8 @@ class Reader(AsyncConsumerRebalanceListener):
         known = await self._consumer.noted(partitions)
         with self._lock:
             self._known.update(known)
+            self._next.update({partition: committed.offset for partition, committed in known.items()})
+            self._fresh.update(partitions)
         for partition, committed in known.items():
             self._consumer.seek(partition, committed.offset)
 

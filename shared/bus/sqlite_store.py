@@ -8,6 +8,7 @@ Tables
 - `members`, `owners`: who reads, until when it counts as alive, and which partitions it holds.
 - `state`: counters; `membership` rises whenever `members` or `owners` change in a way that others must look at.
 - `topics`: what the purge has to know about a topic.
+- `gone`: what retention deleted of a group's partition before the group acknowledged it, until a member is told.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.bus import Standing
+from shared.bus.gone import Gone
+from shared.bus.tracking import read_ranges
 from shared.contracts.topics import LETTERS, YEAR_H, Topic
 from shared.process import namespace
 from shared.sqlite import write_ahead
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 BUSY_S = 10.0  # how long a write waits for another process's; transactions take about a millisecond
+RETENTION_OVER = "topic = :t AND at < :b"  # deleted whoever has read it
 PURGE_CHUNK = 500  # rows deleted in one transaction, so that publishers never wait long
 
 _SCHEMA = """
@@ -53,6 +57,13 @@ CREATE TABLE IF NOT EXISTS topics (
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 INSERT OR IGNORE INTO state VALUES ('membership', 0), ('purged_at', 0);
 """
+
+_GONE_SINCE_5 = """
+CREATE TABLE IF NOT EXISTS gone (
+    grp TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    records INTEGER NOT NULL, PRIMARY KEY (grp, topic, part)) WITHOUT ROWID;
+"""
+_SCHEMA += _GONE_SINCE_5
 
 _LETTERS_SINCE_3 = f"""
 ALTER TABLE messages ADD COLUMN source TEXT;
@@ -124,6 +135,8 @@ class Store:
                     self._db.execute(statement)
             if version in (1, 2, 3):
                 self._db.execute("ALTER TABLE topics ADD COLUMN compact_after_s REAL NOT NULL DEFAULT 0")
+            if version in (1, 2, 3, 4):
+                self._db.execute(_GONE_SINCE_5)
             if version != SCHEMA_VERSION:
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
@@ -308,6 +321,32 @@ class Store:
 
     # Retention.
 
+    def take_gone(self, member: str) -> list[Gone]:
+        """Return what retention deleted of the partitions that `member` owns before its group acknowledged it, and forget it."""
+        mine = (
+            "FROM gone WHERE EXISTS (SELECT 1 FROM owners o WHERE o.member = ? AND o.grp = gone.grp "
+            "AND o.topic = gone.topic AND o.part = gone.part)"
+        )
+        found = self._db.execute(f"SELECT topic, part, first, last, records {mine}", (member,)).fetchall()
+        if found:
+            self._db.execute(f"DELETE {mine}", (member,))
+        return [Gone(*row) for row in found]
+
+    def _note_gone(self, topic: str, doomed: Sequence[tuple[int, int]]) -> None:
+        """Remember, for each group that ever joined, which of the `doomed` (offset, partition) it had not acknowledged."""
+        for (group,) in self._db.execute("SELECT grp FROM groups WHERE topic = ?", (topic,)).fetchall():
+            stands = self.positions(group, topic)
+            finished = {part: set(read_ranges(at.offset, at.finished)) for part, at in stands.items()}
+            lost: dict[int, list[int]] = {}
+            for offset, part in doomed:
+                if part not in stands or (offset >= stands[part].offset and offset not in finished[part]):
+                    lost.setdefault(part, []).append(offset)
+            self._db.executemany(
+                "INSERT INTO gone VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET first = min(first, excluded.first), "
+                "last = max(last, excluded.last), records = records + excluded.records",
+                [(group, topic, part, min(at), max(at), len(at)) for part, at in lost.items()],
+            )
+
     def purge_due(self, every_s: float) -> bool:
         """True for one process per period."""
         now = time.time()
@@ -337,7 +376,8 @@ class Store:
         for topic, compacted, broadcast, retention_s, compact_after_s in known:
             recent = now - max(keep_acknowledged_s, compact_after_s)
             for where, values in self._unneeded(topic, bool(compacted), bool(broadcast), now - retention_s, recent):
-                deleted += self._delete(where, values, None if most is None else most - deleted)
+                left = None if most is None else most - deleted
+                deleted += self._delete(where, values, left, unread=where == RETENTION_OVER)
         return deleted
 
     @staticmethod
@@ -351,7 +391,7 @@ class Store:
                 "AND n.key = messages.key AND n.offset > messages.offset)",
                 {"t": topic, "b": recent},
             )
-        yield "topic = :t AND at < :b", {"t": topic, "b": retained}
+        yield RETENTION_OVER, {"t": topic, "b": retained}
         if not broadcast and not compacted:
             yield (
                 "topic = :t AND at < :b AND EXISTS (SELECT 1 FROM groups g WHERE g.topic = :t) "
@@ -361,16 +401,19 @@ class Store:
                 {"t": topic, "b": recent},
             )
 
-    def _delete(self, where: str, values: dict[str, object], most: int | None) -> int:
+    def _delete(self, where: str, values: dict[str, object], most: int | None, *, unread: bool) -> int:
+        """`unread`: there may be some that a group has not acknowledged."""
         deleted = 0
         while most is None or deleted < most:
             doomed = self._db.execute(
-                f"SELECT offset FROM messages WHERE {where} LIMIT {PURGE_CHUNK}", values
+                f"SELECT offset, part FROM messages WHERE {where} LIMIT {PURGE_CHUNK}", values
             ).fetchall()
             if not doomed:
                 break
             with self.write():
-                self._db.executemany("DELETE FROM messages WHERE offset = ?", doomed)
+                if unread:
+                    self._note_gone(str(values["t"]), doomed)
+                self._db.executemany("DELETE FROM messages WHERE offset = ?", [(offset,) for offset, _ in doomed])
             deleted += len(doomed)
         return deleted
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import structlog
 
-from shared.bus import BusUnavailable
+from shared.bus import BusUnavailable, gone
+from shared.bus.gone import Gone
 from shared.bus.inbox import Inbox, Lease, Received
 from shared.bus.sqlite_members import Membership, Subscription
 from shared.bus.sqlite_store import Row, Store
 from shared.contracts import codec
-from shared.contracts.topics import Topic
+from shared.contracts.topics import ALERTS, Topic
 
 POLL_BUSY_S, POLL_IDLE_S = 0.005, 0.05  # between looks at the file: just after messages came, and when none do
 COMMIT_EVERY_S = 0.05  # acknowledgements are written this often at most; a crash gives those of the last moment again
@@ -226,8 +227,12 @@ class Worker:
             self._append_dead_letters(buried)
             for subscription, stands in moved:
                 self._members.commit(subscription, stands)
+            told: list[tuple[str, list[Gone]]] = []
             if beat:
                 self._members.beat(now, last)
+                told = self._tell_gone()
+        for group, found in told:
+            gone.count(group, found)
         for _, future in appends:
             _resolve(future, None, None)
         for subscription, item, _ in buried:
@@ -239,6 +244,18 @@ class Worker:
             subscription.advanced.clear()
         self._next_commit = now + COMMIT_EVERY_S
         self._tails_stale = self._tails_stale or bool(appends)
+
+    def _tell_gone(self) -> list[tuple[str, list[Gone]]]:
+        """Write alerts about what retention deleted of our partitions. Return it by group, to be counted once it is durable."""
+        told = []
+        for subscription in self._members.subscriptions:
+            if subscription.group is not None and (found := self._store.take_gone(subscription.member)):
+                alert = gone.alert(subscription.group, found)
+                data, headers = codec.encode(ALERTS, alert)
+                self._store.append([Row(ALERTS.name, 0, alert.run, data, json.dumps(headers))])
+                told.append((subscription.group, found))
+        self._tails_stale = self._tails_stale or bool(told)
+        return told
 
     def _append_dead_letters(self, buried: list[tuple[Subscription, Received, str]]) -> None:
         for subscription, item, reason in buried:

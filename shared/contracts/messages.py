@@ -357,6 +357,10 @@ class RunStatus(_Message, frozen=True, kw_only=True):
     answers: str = ""  # id of the command that it answers; "": none
 
 
+EVERY_RUN = "*"  # an alert's run, where it concerns all that are not over
+RECORDS_GONE = "records_gone"  # retention deleted what a group had not acknowledged (shared.bus.gone)
+
+
 class Alert(_Message, frozen=True, kw_only=True):
     name: str
     severity: Literal["info", "warning", "critical"]

@@ -70,7 +70,8 @@ class Access:
     """What one of us does with the topics. On a cluster with rules it may do that and no more (`etude topics acl`).
 
     `writes`: publishes. `hears`: reads from the beginning, in no group. `takes`: by group, what it reads as one of that group;
-    what it cannot read it buries. A group that ends with a dot stands for all whose names begin so. `counts`: by group, of
+    what it cannot read it buries, and it writes an alert where records of it are gone.
+    A group that ends with a dot stands for all whose names begin so. `counts`: by group, of
     which topics it asks how much that group has not acknowledged.
     """
 
@@ -108,7 +109,7 @@ SERVICES = {
         },
     ),
     "rollout": Access(
-        writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED),
+        writes=(ATTEMPTS_PROGRESS, ROLLOUTS_FINISHED, ALERTS),
         hears=(POLICIES_APPLIED, RUNS_STATE, ATTEMPTS_CANCEL),
         takes={"rollout": (ROLLOUTS_REQUESTED,)},
     ),
@@ -129,7 +130,7 @@ SERVICES = {
         takes={"trainer": (GROUPS_READY,), "trainer.": (GROUPS_READY,)},  # the latter: of one run alone
     ),
     "evaluator": Access(
-        writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED),
+        writes=(ROLLOUTS_REQUESTED, EVALS_FINISHED, ALERTS),
         takes={"evaluator": (EVALS_REQUESTED, ROLLOUTS_SCORED, ROLLOUTS_FINISHED, ATTEMPTS_PROGRESS)},
     ),
 }

@@ -122,9 +122,9 @@ def load_checkpoint(
     model = narrowed(Transformer(config), dtype)
     views = published_tensors(model)
     seen: set[str] = set()
-    for path in _files(directory):
+    for path, own in _files(directory):
         with _reading(path) as file:
-            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+            for name in _names(path, file, own):
                 if name in views:
                     _copy(path, name, file.get_tensor(name), views[name])
                     seen.add(name)
@@ -155,9 +155,9 @@ class Stored:
 def stored_tensors(directory: Path | str) -> dict[str, Stored]:
     """All tensors in a checkpoint's files, by name; none is read. Raises UnknownModel."""
     stored: dict[str, Stored] = {}
-    for path in _files(Path(directory)):
+    for path, own in _files(Path(directory)):
         with _reading(path) as file:
-            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+            for name in _names(path, file, own):
                 found = file.get_slice(name)
                 stored[name] = Stored(tuple(found.get_shape()), found.get_dtype())
     return stored
@@ -167,9 +167,9 @@ def not_finite(directory: Path | str, names: Container[str]) -> list[str]:
     """Those of `names` whose tensors in a checkpoint's files hold a number that is none in bf16. All are read, one at a time.
     Raises UnknownModel."""
     bad: list[str] = []
-    for path in _files(Path(directory)):
+    for path, own in _files(Path(directory)):
         with _reading(path) as file:
-            for name in file.keys():  # noqa: SIM118  (safe_open is not iterable)
+            for name in _names(path, file, own):
                 if name in names and not bool(torch.isfinite(file.get_tensor(name).to(torch.bfloat16)).all()):
                     bad.append(name)
     return sorted(bad)
@@ -191,9 +191,9 @@ def other_than(directory: Path | str, originals: Mapping[str, str]) -> list[str]
     """Those tensors of a checkpoint's files that are not the copies of others that they should be. `originals`: name → name, both
     there. Raises UnknownModel."""
     where: dict[str, Path] = {}
-    for path in _files(Path(directory)):
+    for path, own in _files(Path(directory)):
         with _reading(path) as file:
-            where |= dict.fromkeys(file.keys(), path)
+            where |= dict.fromkeys(_names(path, file, own), path)
 
     def tensor(name: str) -> Tensor:
         with _reading(where[name]) as file:
@@ -213,17 +213,41 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         raise UnknownModel(f"config.json describes no model: {error}") from None
 
 
-def _files(directory: Path) -> list[Path]:
-    """Where there are both, the single file, as transformers takes it: the index is of shards that were there before."""
+def _files(directory: Path) -> list[tuple[Path, dict[str, str]]]:
+    """Return the files of weights, each with the index: tensor -> name of the file that holds it; empty: there is no index.
+    Where there are both, the single file, as transformers takes it: the index is of shards that were there before. Raises
+    UnknownModel."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
-        return [single]
+        return [(single, {})]
     if index.exists():
         try:
-            return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            shards = {str(tensor): str(name) for tensor, name in json.loads(index.read_text())["weight_map"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnknownModel(f"no index of a checkpoint's files ({type(error).__name__}: {error})", index) from None
+        for tensor, name in shards.items():
+            if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+                raise UnknownModel(
+                    f"weight_map: found file {name!r} for tensor {tensor!r}; allowed: the name of a file in the same folder. "
+                    "Way out: put the shard there and name it without a path",
+                    index,
+                )
+        return [(directory / name, shards) for name in sorted(set(shards.values()))]
     raise UnknownModel(f"found neither {single.name} nor {index.name}", directory)
+
+
+def _names(path: Path, file: Any, shards: Mapping[str, str]) -> list[str]:
+    """Return the tensors of an open file that are the checkpoint's. A tensor that the index places in another file is a stale copy
+    here, and is passed over. Raises UnknownModel where the index places a tensor here that the file lacks."""
+    there = set(file.keys())
+    missing = sorted(tensor for tensor, name in shards.items() if name == path.name and tensor not in there)
+    if missing:
+        raise UnknownModel(
+            f"the index places tensor {missing[0]!r} in this shard, which lacks it ({len(missing)} such tensors). Way out: "
+            "fetch index and shards again, together",
+            path,
+        )
+    return sorted(name for name in there if shards.get(name, path.name) == path.name)
 
 
 @contextmanager
@@ -265,9 +289,9 @@ def copy_checkpoint(directory: Path | str, folder: Path | str) -> None:
     order = sorted(shapes, key=lambda name: (not kept[name], name))  # as safetensors orders them
     with ExitStack() as stack:
         there: dict[str, tuple[Path, Any]] = {}
-        for path in _files(directory):
+        for path, own in _files(directory):
             file = stack.enter_context(_reading(path))
-            there |= dict.fromkeys(file.keys(), (path, file))
+            there |= dict.fromkeys(_names(path, file, own), (path, file))
         if missing := sorted(shapes.keys() - there.keys()):
             raise UnknownModel(f"{len(missing)} tensors are missing, the first is {missing[0]!r}", directory)
 

@@ -106,6 +106,9 @@ def runtime() -> tuple[str, ...]:
 
 ENVIRONMENT = {
     "PYTHONPATH": _HOME,
+    "USER": "agent",  # the user has no entry in a list of users there
+    "LOGNAME": "agent",
+    "HOME": "/",
     "PYTHONHASHSEED": "0",  # the order of sets of strings is the same for every grader
     "PYTHONDONTWRITEBYTECODE": "1",
     "LD_BIND_NOW": "1",  # lazy binding would be repeated by every child

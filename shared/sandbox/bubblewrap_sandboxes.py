@@ -52,6 +52,7 @@ ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "HOME": HOME,
     "USER": "agent",
+    "LOGNAME": "agent",
     **QUIET,
 }
 _ETC = {

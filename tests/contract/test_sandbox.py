@@ -40,6 +40,12 @@ def test_results_come_in_order_one_per_call(functions: FunctionPool) -> None:
     assert call(functions, "def f(): pass") == []
 
 
+def test_the_user_has_a_name_and_a_home(functions: FunctionPool) -> None:
+    source = "import getpass, os\ndef f(): return [getpass.getuser(), os.path.expanduser('~')[:1]]"
+    (result,) = call(functions, source, [])
+    assert (result.error or "", decode(result.value or "None")) == ("", ["agent", "/"])
+
+
 def test_runs_of_a_batch_come_in_order(functions: FunctionPool) -> None:
     runs = [FunctionRun(f"def f(): return {i}", "f", ("[]",), PATIENT) for i in range(20)]
     assert asyncio.run(functions.run(runs)) == [[CallResult(str(i))] for i in range(20)]

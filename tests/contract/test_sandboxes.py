@@ -79,6 +79,15 @@ def ending(done: CommandResult) -> tuple[int | None, Cause, bool]:
 # Sessions
 
 
+def test_the_user_has_a_name_and_a_home(within: Within) -> None:
+    async def scenario(sandbox: Sandbox, session: Session) -> None:
+        assert await said(session, "echo $USER $LOGNAME $HOME") == "agent agent /home/agent"
+        asked = "import getpass, os; print(getpass.getuser(), os.path.expanduser('~'))"
+        assert await said(session, f'python3 -c "{asked}"') == "agent /home/agent"
+
+    within(scenario)
+
+
 def test_a_session_keeps_folder_variables_functions_and_background_processes(within: Within) -> None:
     async def scenario(sandbox: Sandbox, session: Session) -> None:
         await said(session, "mkdir a && cd a && x=5; export Y=6; f() { echo $x; }; sleep 600 & bg=$!")

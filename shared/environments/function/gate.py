@@ -1,4 +1,8 @@
-"""The admission gate: oracle = 1 and no-op = 0, seen in fresh sandboxes exactly as graders run them."""
+"""The admission gate: oracle = 1 and no-op = 0, seen in fresh sandboxes exactly as graders run them.
+
+The solution runs several times, each in a sandbox of its own: one that passes now and then is no oracle. That costs ORACLES - 1
+more short runs a problem with a solution; the broken files still run once, since a wrong answer once is enough.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from shared.sandbox import CallResult, FunctionRun, Functions
 from shared.sandbox.pool import FunctionPool
 
 Pair = tuple[FunctionProblem, FunctionHidden]
+ORACLES = 5  # runs of the solution: one that is right 80 % of the time passes all with probability 0.33, 50 %: 0.03
 _SHOWN = 160  # characters of a value
 # Of errors that are no exception of the code's own.
 _MEANS = {
@@ -40,7 +45,7 @@ def check_sync(functions: FunctionPool, pairs: Sequence[Pair]) -> list[Outcome]:
 
 def _plan(problem: FunctionProblem, hidden: FunctionHidden) -> list[FunctionRun] | str:
     """Return the runs of the broken files and, if there is one, of the solution; or the reason why the problem cannot run."""
-    states = [problem.files, {**problem.files, **hidden.solution}] if hidden.solution else [problem.files]
+    states = [problem.files, *[{**problem.files, **hidden.solution}] * (ORACLES if hidden.solution else 0)]
     cases = (*problem.visible, *hidden.cases)
     try:
         return [run_of(problem, files, cases, stop_at_error=False) for files in states]
@@ -64,21 +69,27 @@ def _outcomes(
             outcomes.append(Outcome(problem, hidden, runs))
             continue
         broken, *oracle = [next(results) for _ in runs]
-        outcomes.append(_judge(problem, hidden, broken, oracle[0] if oracle else None))
+        outcomes.append(_judge(problem, hidden, broken, oracle))
     return outcomes
 
 
 def _judge(
-    problem: FunctionProblem, hidden: FunctionHidden, broken: Sequence[CallResult], oracle: Sequence[CallResult] | None
+    problem: FunctionProblem,
+    hidden: FunctionHidden,
+    broken: Sequence[CallResult],
+    oracles: Sequence[Sequence[CallResult]],
 ) -> Outcome:
     cases: list[Case] = [*problem.visible, *hidden.cases]
-    if oracle is not None:
-        for index, (case, result) in enumerate(zip(cases, oracle, strict=True)):
-            if not passes(case, result):
-                given, wanted = _explained(_short(got(case, result))), _short(case.expected)
-                reason = f"oracle: the solution gives {given} for {_name(problem, index)}, expected {wanted}"
-                return Outcome(problem, hidden, reason)
-        cases = [_marked(case, result) for case, result in zip(cases, oracle, strict=True)]
+    passed = {tuple(passes(case, result) for case, result in zip(cases, run, strict=True)) for run in oracles}
+    for index, (case, *results) in enumerate(zip(cases, *oracles, strict=True) if oracles else ()):
+        if wrong := [result for result in results if not passes(case, result)]:
+            given, wanted = _explained(_short(got(case, wrong[0]))), _short(case.expected)
+            reason = f"oracle: the solution gives {given} for {_name(problem, index)}, expected {wanted}"
+            if len(passed) > 1:
+                reason += f" in {len(wrong)} of {len(results)} runs: not the same each time; allowed: every run passes every case"
+            return Outcome(problem, hidden, reason)
+    if oracles:
+        cases = [_marked(case, result) for case, result in zip(cases, oracles[0], strict=True)]
     if all(passes(case, result) for case, result in zip(cases, broken, strict=True)):
         return Outcome(problem, hidden, "no-op: the given files pass every case; nothing is to be done")
     shown = len(problem.visible)
@@ -86,7 +97,7 @@ def _judge(
     return Outcome(
         msgspec.structs.replace(problem, visible=cases[:shown], actual=actual),
         msgspec.structs.replace(hidden, cases=cases[shown:]),
-        proven=oracle is not None,
+        proven=bool(oracles),
     )
 
 

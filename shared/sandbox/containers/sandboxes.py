@@ -83,7 +83,7 @@ class ContainerSandboxes:
             (CERTIFICATES,) if network.credentials else (),
         )
         way = Gateway(self._proxy(network, labels.name("egress")), CERTIFICATES) if network.allow else None
-        own = {"HOME": images.HOME, "USER": images.USER, **(way.environment if way else {})}
+        own = {"HOME": images.HOME, "USER": images.USER, "LOGNAME": images.USER, **(way.environment if way else {})}
         environment = {**ENVIRONMENT, **prepared.environment, **own, **base.environment}
         layer = await kept.sandbox.give(kept.number) if kept is not None else None
         try:

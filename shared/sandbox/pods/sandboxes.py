@@ -49,7 +49,7 @@ class PodSandboxes:
         begins = (image, base.tree)
         kept = self._opened.kept(snapshot, begins) if snapshot is not None else None
         mounts = {posixpath.normpath(place): Path(folder) for folder, place in base.mounts}
-        own = {"HOME": objects.HOME, "USER": "agent"}
+        own = {"HOME": objects.HOME, "USER": "agent", "LOGNAME": "agent"}
         layer = await kept.sandbox.give(kept.number) if kept is not None else None
         try:
             found = await self._connected()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.model import ModelConfig, Transformer, load_checkpoint, save_checkpoint
-from shared.model.checkpoint import copy_checkpoint
+from shared.model.checkpoint import copy_checkpoint, not_finite, other_than, stored_tensors
 from shared.model.config import UnknownModel
 
 CONFIG = {
@@ -94,6 +94,57 @@ def test_an_index_that_is_none_and_a_file_that_is_not_there_are_told(directory: 
         load_checkpoint(directory)
     path.write_text(json.dumps({"weight_map": {NAME: "gone.safetensors"}}))
     with pytest.raises(UnknownModel, match=r"gone\.safetensors"):
+        load_checkpoint(directory)
+
+
+def sharded(directory: Path, stale: str, shown: dict[str, str] | None = None) -> dict[str, Tensor]:
+    """Split the checkpoint into a.safetensors and b.safetensors, with a stale copy of the tensor `stale`, which a holds, in b, and
+    an index, in which `shown` replaces places. Return the right tensors."""
+    right = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    others = sorted(right.keys() - {stale})
+    where = {stale: "a.safetensors"} | {name: "ab"[i % 2] + ".safetensors" for i, name in enumerate(others)}
+    for file in ("a.safetensors", "b.safetensors"):
+        held = {name: right[name] for name in right if where[name] == file}
+        if file == "b.safetensors":
+            held[stale] = torch.full_like(right[stale], 7)
+        save_file(held, directory / file, metadata={"format": "pt"})
+    index = {"weight_map": where | (shown or {})}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return right
+
+
+def test_of_a_tensor_in_two_shards_every_reader_takes_the_one_that_the_index_names(
+    directory: Path, tmp_path: Path
+) -> None:
+    norm = "model.norm.weight"
+    right = sharded(directory, norm)
+    assert torch.equal(load_checkpoint(directory).norm.weight, right[norm].float())
+    (tmp_path / "copy").mkdir()
+    copy_checkpoint(directory, tmp_path / "copy")
+    assert torch.equal(
+        load_file(tmp_path / "copy" / "model.safetensors")[norm].float(), right[norm].to(torch.bfloat16).float()
+    )
+    assert other_than(directory, {norm: norm}) == []
+    assert not_finite(directory, [norm]) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../elsewhere.safetensors", "/tmp/elsewhere.safetensors", "sub/x.safetensors", "..", ""]
+)
+def test_an_index_that_names_a_file_of_another_folder_is_refused(directory: Path, name: str) -> None:
+    sharded(directory, NAME, {NAME: name})
+    for read in (load_checkpoint, stored_tensors):
+        with pytest.raises(UnknownModel, match=f"weight_map: found file '{name}' for tensor '{NAME}'"):
+            read(directory)
+
+
+def test_a_shard_that_lacks_what_the_index_places_in_it_is_refused_by_tensor_and_shard(directory: Path) -> None:
+    right = sharded(directory, NAME)
+    other = next(n for n in sorted(right.keys() - {NAME}))  # in a.safetensors alone
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"] | {other: "b.safetensors"}}))
+    with pytest.raises(UnknownModel, match=rf"{other}.*lacks it"):
         load_checkpoint(directory)
 
 

@@ -9,10 +9,13 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine
 
+from services.scheduler.audit import audit
 from services.scheduler.desk import Desk
 from services.scheduler.records import Head
 from services.scheduler.store import Store
 from services.scheduler.working_set import AGAIN_S, WorkingSet
+from shared.bus.gone import Gone
+from shared.bus.gone import alert as gone_alert
 from shared.contracts import codec
 from shared.contracts import topics as t
 from shared.contracts.messages import Alert, StepCommitted
@@ -77,3 +80,15 @@ def test_whatever_is_put_into_an_alert_it_fits_the_bus() -> None:
     ws = WorkingSet(Head(run_id=RUN))
     ws.alert(1.0, "configuration", "critical", "\0" * 100_000, ["\0" * 100_000] * 100)
     codec.encode(t.ALERTS, ws.changes.outbox[0].message)
+
+
+def test_that_records_are_gone_is_kept_once_in_every_open_run_and_the_audit_knows(room: Room) -> None:
+    assert audit(room.engine, RUN, max_staleness=2).number("retention") == 0
+    said = gone_alert("reward", [Gone("rollouts.finished", 3, first=0, last=34, count=35)])
+    room.tell(said, offset=70)
+    room.tell(said, offset=70)  # delivered again
+    report = audit(room.engine, RUN, max_staleness=2)
+    (found,) = [finding for finding in report.findings if finding.check == "retention"]
+    assert found.rows == ["rollouts.finished/3: 35 records, offsets 0 to 34"]
+    assert not report.sound
+    assert room.ws.head.state == "running"

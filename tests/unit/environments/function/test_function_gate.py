@@ -81,6 +81,15 @@ def test_what_does_not_pass_is_told_why_and_keeps_no_other_from_passing(
     assert asyncio.run(gate.check(functions, [found])) == [outcome]
 
 
+def test_a_solution_that_passes_now_and_then_is_refused_as_not_the_same_each_time(functions: FunctionPool) -> None:
+    flaky = "a + 1 if __import__('random').random() < 0.5 else a + 2"
+    many = [Case(args=f"[{n}]", expected=f"{n + 1}") for n in range(40)]  # two equal runs: once in 2 ** 40
+    refused, other = gate.check_sync(functions, [pair(solution=flaky, visible=many), pair()])
+    assert "not the same each time" in refused.reason
+    assert "of 5 runs" in refused.reason
+    assert not other.reason
+
+
 def test_without_a_solution_nothing_is_proven(functions: FunctionPool) -> None:
     (outcome,) = gate.check_sync(functions, [pair(solution=None)])
     assert not outcome.proven
