@@ -29,6 +29,7 @@ def settle() -> None:
 
 
 def _below(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         yield kind
         yield from _below(kind)
