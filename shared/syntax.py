@@ -8,6 +8,12 @@ import threading
 _PARSES = threading.Lock()
 
 
+def expression(source: str) -> ast.expr:
+    """Return the tree of one expression, as `ast.parse` with mode="eval" does. Raises what it raises."""
+    with _PARSES:
+        return ast.parse(source, mode="eval").body
+
+
 def parse(source: str | bytes) -> ast.Module:
     """Return what `ast.parse` returns. Raises what it raises.
 

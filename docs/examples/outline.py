@@ -2,6 +2,7 @@
 
 import ast
 
+from shared import syntax
 from shared.environments import ToolSpec
 from shared.environments.tools import ToolError, parameters, text_of
 
@@ -12,7 +13,7 @@ class Tool:
     async def run(self, box, arguments):
         text = await text_of(box, arguments["path"])
         try:
-            tree = ast.parse(text)
+            tree = syntax.parse(text)
         except (SyntaxError, ValueError) as error:
             raise ToolError(f"{arguments['path']}: not valid Python: {error}") from None
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

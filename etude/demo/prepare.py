@@ -288,9 +288,25 @@ def own_pack(
     where left out; `groups_per_step`: 0 where no run is started; `must_check`: without a sandbox nothing goes on. Raises
     DemoError, also where not one step is possible."""
     chat = chat or chat_format(BASE)
-    fitting = _checked(path, _fitting(path, chat), chat, must=must_check)
+    fitting = _fitting(path, chat)
+    _own_splits(path, fitting, groups_per_step)  # before each is run: a split goes by the problems' names
+    fitting = _checked(path, fitting, chat, must=must_check)
     for said in filter(None, (fitting.left_out(), fitting.doubt(), fitting.unproven())):
         tell(f"{path}: {said}")
+    splits = _own_splits(path, fitting, groups_per_step)
+    if groups_per_step:
+        count = {name: len(members) for name, members in splits.items()}
+        tell(
+            f"{path}: {count['rl']} problems to practise on, each once: at most {count['rl'] // groups_per_step} steps of "
+            f"{groups_per_step}; {count['held_out']} held out for the report"
+        )
+    for name, members in splits.items():
+        write_split(directory, name, members)
+    return directory
+
+
+def _own_splits(path: Path, fitting: Fitting, groups_per_step: int) -> dict[str, list[tuple[Problem, Hidden]]]:
+    """Raises DemoError where a split gets nothing or no step is possible."""
     splits = own_splits(fitting.pairs, HELD_OUT)
     count = {name: len(members) for name, members in splits.items()}
     empty = [name for name in splits if not count[name]]
@@ -304,14 +320,7 @@ def own_pack(
     require_a_step(
         f"{path} ({len(fitting.pairs)} problems, {count['held_out']} held out)", count["rl"], groups_per_step
     )
-    if groups_per_step:
-        tell(
-            f"{path}: {count['rl']} problems to practise on, each once: at most {count['rl'] // groups_per_step} steps of "
-            f"{groups_per_step}; {count['held_out']} held out for the report"
-        )
-    for name, members in splits.items():
-        write_split(directory, name, members)
-    return directory
+    return splits
 
 
 def own_problems(path: Path, checkpoint: Path = BASE, *, leave_out: bool = False) -> Fitting:

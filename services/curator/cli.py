@@ -106,8 +106,14 @@ def import_(
     try:
         require_folder(out, "--out")
         found = own.from_source(str(file), path, repos, images, agent) if path else own.from_file(_no_source(file))
+        share = HELD_OUT if held_out is None else held_out
         fitting = own.checked(
-            path or file, found.lines, lambda: _format(checkpoint or mutate.shipped()), bool(checkpoint), sandbox
+            path or file,
+            found.lines,
+            lambda: _format(checkpoint or mutate.shipped()),
+            bool(checkpoint),
+            sandbox,
+            lambda pairs: None if split else _require_both(pairs, share),
         )
     except (ValueError, SandboxUnavailable) as error:  # of the file: ProblemError; of the checkpoint: its format's
         _tell(f"tasks import: {error}")
@@ -120,11 +126,7 @@ def import_(
         _tell(f"{file}: {said}")
     passed = fitting.pairs
     total = f"{len(passed)} of {len(passed) + fitting.without} problems"
-    share = HELD_OUT if held_out is None else held_out
-    splits: Mapping[str, list[tuple[Any, Any]]] = {split: passed} if split else own_splits(passed, share)
-    if empty := [name for name, members in splits.items() if not members]:
-        _tell(_nothing_for(empty[0], passed, share))
-        raise typer.Exit(1)
+    splits: Mapping[str, list[tuple[Any, Any]]] = {split: passed} if split else _require_both(passed, share)
     try:
         build.write_own(out, splits, DirectoryObjects(STORE))
     except OSError as error:
@@ -150,13 +152,19 @@ def _format(checkpoint: Path) -> Renderer:
         raise ValueError(f"--checkpoint {error}") from None
 
 
-def _nothing_for(split: str, passed: list[tuple[Any, Any]], share: float) -> str:
-    cells = len({problem.cell or problem.id for problem, _ in passed})
-    return (
-        f"tasks import: nothing is left for {split}: --held-out {share:g} is the share of the cells that a hash of their names "
-        f"picks, relatives together; found {cells} in field 'cell' (left out: the id) of {len(passed)} problems; allowed: more "
+def _require_both(pairs: list[tuple[Any, Any]], share: float) -> dict[str, list[tuple[Any, Any]]]:
+    """Return rl and held_out. Says so and exits where one of them gets nothing."""
+    splits = own_splits(pairs, share)
+    empty = [name for name, members in splits.items() if not members]
+    if not empty:
+        return splits
+    cells = len({problem.cell or problem.id for problem, _ in pairs})
+    _tell(
+        f"tasks import: nothing is left for {empty[0]}: --held-out {share:g} is the share of the cells that a hash of their names "
+        f"picks, relatives together; found {cells} in field 'cell' (left out: the id) of {len(pairs)} problems; allowed: more "
         "of them, another --held-out, or all in one split (--split held_out: to measure on)"
     )
+    raise typer.Exit(1)
 
 
 def _tell(text: str) -> None:

@@ -15,6 +15,7 @@ from services.curator.bench import ENDLESS, Item, budgeted, execute
 from services.curator.hints import guess
 from services.curator.inputs import Guess, Pool, Spec, generate
 from services.curator.mine import Function
+from shared import syntax
 from shared.problems.schema import Case
 from shared.problems.values import encode, show
 from shared.sandbox import CallResult
@@ -75,7 +76,7 @@ def record(pool: FunctionPool, functions: Sequence[Function]) -> list[Recorded]:
 
 
 def _state(function: Function) -> _State:
-    examples = [ast.literal_eval(text) for text in function.examples]
+    examples = [ast.literal_eval(syntax.expression(text)) for text in function.examples]
     state = _State(
         function,
         guess(function.source, function.params, function.hints, examples),

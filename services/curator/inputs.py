@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from shared import syntax
+
 Spec = Any  # str | tuple, nested
 
 _SHORT = "a b ab abc foo bar hello x=1 foo_bar FooBar a,b a,b,c"
@@ -46,7 +48,7 @@ class Pool:
     """The literals of the function itself: what it splits at, compares with, looks up."""
 
     def __init__(self, source: str) -> None:
-        constants = [n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant)]
+        constants = [n.value for n in ast.walk(syntax.parse(source)) if isinstance(n, ast.Constant)]
         self.strings = sorted({c for c in constants if isinstance(c, str) and 0 < len(c) <= 10})
         self.integers = sorted({c for c in constants if type(c) is int and 2 < abs(c) < 10_000})
 
@@ -125,7 +127,7 @@ _SETS = frozenset(["set", "Set", "frozenset", "FrozenSet", "AbstractSet"])
 def from_annotation(text: str) -> list[Spec]:
     """Specs that an annotation allows; none if it says nothing about plain values."""
     try:
-        return _annotated(ast.parse(text.strip("'\""), mode="eval").body)
+        return _annotated(syntax.expression(text.strip("'\"")))
     except (SyntaxError, ValueError):
         return []
 

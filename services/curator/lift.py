@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.curator.module import Module
+from shared import syntax
 
 MAX_LINES = 15
 MAX_CHARS = 600
@@ -377,7 +378,7 @@ def _examples(function: ast.FunctionDef) -> list[list[object]]:
         if not text.startswith(">>>") or f"{function.name}(" not in text:
             continue
         try:
-            tree = ast.parse(text[3:].strip())
+            tree = syntax.parse(text[3:].strip())
         except (SyntaxError, ValueError):
             continue
         for call in nodes(tree):

@@ -107,21 +107,32 @@ def from_file(path: Path) -> Import:
     return Import(read_lines(path, DirectoryObjects(STORE)))
 
 
-def checked(path: Path, lines: Sequence[Line], chat: Callable[[], Renderer], named: bool, sandbox: str) -> Fitting:
+def checked(
+    path: Path,
+    lines: Sequence[Line],
+    chat: Callable[[], Renderer],
+    named: bool,
+    sandbox: str,
+    enough: Callable[[list[tuple[Any, Any]]], object],
+) -> Fitting:
     """Return what fits and passes its kind's gate, and why each other one does not. `named`: the user named the policy, so
     every problem is held against its chat format; else only those are that can be told without messages, as the shipped policy
-    needs it. Raises SandboxUnavailable, and ProblemError where nothing is left."""
+    needs it. `enough`: called with those that are to be run, before they are. Raises SandboxUnavailable, and ProblemError where
+    nothing is left."""
     environments = Environments(Places())
     spoken: list[Line] = []
     others: list[Line] = []
     for line in lines:
         (spoken if named or _needs_no_messages(line.problem, environments) else others).append(line)
     parts = []
-    if spoken:
-        fitting = fit(spoken, chat())
-        parts.append(gated(path, fitting, asyncio.run(_gate(fitting.pairs, sandbox)), chat()))
+    told = fit(spoken, chat()) if spoken else None
+    taken = _unspoken(others)
+    if pairs := [*(told.pairs if told else []), *taken.pairs]:
+        enough(pairs)
+    if told:
+        parts.append(gated(path, told, asyncio.run(_gate(told.pairs, sandbox)), chat()))
     if others:
-        parts.append(_unspoken(others, sandbox))
+        parts.append(_passing(taken, asyncio.run(_gate(taken.pairs, sandbox))))
     whole = Fitting(
         parts[0].format if parts else "",
         sorted((line for part in parts for line in part.lines), key=lambda line: line.number),
@@ -143,10 +154,9 @@ def _needs_no_messages(problem: Problem, environments: Environments) -> bool:
     return environment.objection(problem) is None and environment.brief(problem).subject is not None
 
 
-def _unspoken(lines: Sequence[Line], sandbox: str) -> Fitting:
+def _unspoken(lines: Sequence[Line]) -> Fitting:
     """Those that their environment takes, whatever policy comes."""
     environments, fitting = Environments(Places()), Fitting("their environment", [], [], [])
-    able = []
     for line in lines:
         try:
             reason = environments.of(line.problem).objection(line.problem)
@@ -155,14 +165,19 @@ def _unspoken(lines: Sequence[Line], sandbox: str) -> Fitting:
         if reason:
             fitting.refused.append(f"line {line.number}: problem {line.problem.id!r}: {reason}")
         else:
-            able.append(line)
-    outcomes = asyncio.run(_gate([(line.problem, line.hidden) for line in able], sandbox))
-    for line, outcome in zip(able, outcomes, strict=True):
-        if outcome.reason:
-            fitting.failed.append(f"line {line.number}: problem {line.problem.id!r}: {outcome.reason}")
-        else:
-            fitting.lines.append(Line(line.number, outcome.problem, outcome.hidden))
+            fitting.lines.append(line)
     return fitting
+
+
+def _passing(taken: Fitting, outcomes: Sequence[Outcome]) -> Fitting:
+    """Drop those that failed admission. `outcomes`: one for each of `taken.lines`."""
+    passed = Fitting(taken.format, [], taken.refused, [])
+    for line, outcome in zip(taken.lines, outcomes, strict=True):
+        if outcome.reason:
+            passed.failed.append(f"line {line.number}: problem {line.problem.id!r}: {outcome.reason}")
+        else:
+            passed.lines.append(Line(line.number, outcome.problem, outcome.hidden))
+    return passed
 
 
 async def _gate(pairs: list[tuple[Any, Any]], sandbox: str) -> list[Outcome]:

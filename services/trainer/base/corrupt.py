@@ -12,6 +12,7 @@ import ast
 import random
 
 from services.trainer.base.samples import Sample, Weight
+from shared import syntax
 from shared.problems.mutations import Mutations
 from shared.renderers.formats.compact_1 import MAX_LINES, Compact
 
@@ -72,7 +73,7 @@ def renamed(source: str, rng: random.Random) -> str:
 
 def renaming(source: str, rng: random.Random) -> dict[str, str]:
     """A fresh name for each of the source's own variables. Parameters that are passed by keyword keep theirs."""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     bound = sorted(_bound(tree))
     fixed = {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg} | _free(tree, bound)
     fresh = [name for name in _NAMES if name not in fixed and name not in bound]
@@ -82,7 +83,7 @@ def renaming(source: str, rng: random.Random) -> dict[str, str]:
 
 def rename(source: str, names: dict[str, str]) -> str:
     """Every variable of `names` by its new name; written as `ast.unparse` writes it."""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.arg = names.get(node.arg, node.arg)

@@ -182,6 +182,16 @@ def test_too_few_cells_for_both_splits_are_refused_and_fit_into_one(own: Path, t
     assert imported(own, "--split", "held_out").exit_code == 0
 
 
+def test_what_a_split_lacks_is_said_before_a_problem_is_run(own: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def run(*_: Any) -> Any:
+        raise AssertionError("a problem was run")
+
+    monkeypatch.setattr("services.curator.own._gate", run)
+    own.write_text(json.dumps(row("a")) + "\n")
+    assert "nothing is left for held_out" in imported(own).stderr
+    assert "a problem was run" in str(imported(own, "--split", "rl").exception)
+
+
 def test_what_the_chat_format_cannot_take_is_left_out_with_line_and_reason(own: Path, tmp_path: Path) -> None:
     files = {"f.py": "def f(x):\n    return x\n", "g.py": ""}
     own.write_text(json.dumps(row("two", files=files, entry="f.py::f")) + "\n" + own.read_text())

@@ -96,6 +96,7 @@ def test_steps_are_as_large_as_the_changed_configuration_says(tmp_path: Path) ->
     assert not list(objects.list(""))
 
 
+@pytest.mark.usefixtures("no_sandbox")  # it is said before a problem is run
 def test_problems_that_are_all_relatives_cannot_be_held_out_and_it_is_said_why(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", [row(f"p{i}", cell="one") for i in range(40)])
     with pytest.raises(p.DemoError, match=r"none of 40 problems is left for .* found 1 in field 'cell'"):
@@ -215,7 +216,7 @@ def test_a_pack_whose_parts_do_not_belong_together_is_refused(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("no_sandbox")
 def test_without_a_sandbox_nothing_is_measured_and_the_way_out_is_told(tmp_path: Path) -> None:
-    path = write(tmp_path / "own.jsonl", [row("a")])
+    path = write(tmp_path / "own.jsonl", [row(f"p{i}") for i in range(40)])
     with pytest.raises(p.DemoError, match="cannot be checked: bwrap is not on the PATH; install bubblewrap"):
         p.own_problems(path)
     with pytest.raises(p.DemoError, match="bwrap is not on the PATH"):

@@ -1,12 +1,19 @@
-"""Random conversations of an agent with a stand-in for the engine, recorded as the rollout records them."""
+"""Random conversations of an agent with a stand-in for the engine, recorded as the rollout records them.
+
+Hypothesis draws what is said; a seed that it draws too decides how several conversations are put together of it. A drawing costs
+as much as a conversation."""
 
 from __future__ import annotations
 
+import functools
 import json
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.rollout.generation import Generation
@@ -124,34 +131,78 @@ class Seen:
         return f"{told}; a full re-render would have differed in {share}"
 
 
-def converse(draw: Any, renderer: Any, template: ChatTemplate | None, thinks: str, seen: Seen) -> None:
+@dataclass(frozen=True)
+class Said:
+    """What a drawing holds: texts of people, files and tools, and completions."""
+
+    calm: bool
+    bodies: list[str]
+    completions: list[list[int]]
+    seed: int
+
+
+EACH = 8  # conversations of a drawing
+
+
+@functools.cache
+def drawings(renderer: Any, thinks: str) -> st.SearchStrategy[Said]:
+    """Return what hypothesis draws for `EACH` conversations."""
+
+    def drawing(calm: bool) -> st.SearchStrategy[Said]:
+        body, completion = bodies(renderer.vocabulary, calm), completions(renderer, thinks, calm)
+        texts, sampled = (st.lists(one, min_size=EACH, max_size=2 * EACH) for one in (body, completion))
+        return st.builds(Said, st.just(calm), texts, sampled, st.integers(0, 1 << 32))
+
+    return st.one_of(drawing(False), drawing(True))
+
+
+def conversations(
+    number: int, renderer: Any, template: ChatTemplate | None, thinks: str, seen: Seen
+) -> Callable[[], None]:
+    """Return a test that holds at least so many conversations."""
+
+    @settings(max_examples=-(-number // EACH), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(drawings(renderer, thinks))
+    def hold(said: Said) -> None:
+        chance = random.Random(said.seed)
+        for _ in range(EACH):
+            converse(said, chance, renderer, template, seen)
+
+    return hold
+
+
+def converse(said: Said, chance: random.Random, renderer: Any, template: ChatTemplate | None, seen: Seen) -> None:
     """One conversation; fails where a promise of the renderers or of the recorder is broken."""
     vocabulary: Vocabulary = renderer.vocabulary
-    calm = draw(st.booleans())
-    body = bodies(vocabulary, calm)
-    system = draw(st.one_of(st.none(), body))
+    body = functools.partial(chance.choice, said.bodies)
+    system = body() if chance.random() < 0.5 else None
     offered = TOOLS if renderer.objection(Brief((Message("user", "a"),), TOOLS)) is None else ()
-    tools = tuple(ToolSpec(tool.name, draw(body), tool.parameters) for tool in offered)
-    brief = Brief((*([Message("system", system)] if system is not None else []), Message("user", draw(body))), tools)
+    tools = tuple(ToolSpec(tool.name, body(), tool.parameters) for tool in offered)
+    brief = Brief((*([Message("system", system)] if system is not None else []), Message("user", body())), tools)
     plain = Brief(
         tuple(Message(m.role, "x") for m in brief.messages), tuple(ToolSpec(t.name, "x", t.parameters) for t in tools)
     )
     seen.conversations += 1
     recorder, history, turns = Recorder(), [], []
+    segments: list[tuple[list[int], list[bool]]] = []  # what the engine read and wrote last, and which of it it sampled
     saw = renderer.opening(brief)  # what the engine has seen and sampled
     assert _controls(vocabulary, saw) == _controls(vocabulary, renderer.opening(plain))
     recorder.begin(saw)
-    for turn in range(draw(st.integers(1, 4))):
-        completion = draw(completions(renderer, thinks, calm))
+    sampled = [False] * len(saw)
+    for turn in range(chance.randint(1, 4)):
+        completion = chance.choice(said.completions)
+        assert recorder.context == saw
         reading = renderer.reading(completion, saw, tools)
         _check_reading(reading, completion)
         recorder.sampled(
             _generation(completion), [Part(c.start, c.end, "tool_call", c.name) for c in reading.calls], turn
         )
+        sampled += [True] * len(completion)
+        said_last = ([*saw, *completion], list(sampled))
         tail = Tail(saw, completion, brief)
-        results = [Result(call=c.id, tool=c.name or "unknown", text=draw(body)) for c in reading.calls]
-        if not results or draw(st.integers(0, 19)) == 0:
-            results.append(Result(text=draw(body)))
+        results = [Result(call=c.id, tool=c.name or "unknown", text=body()) for c in reading.calls]
+        if not results or chance.random() < 0.05:
+            results.append(Result(text=body()))
         seen.turns += 1
         seen.calls += len(reading.calls)
         seen.broken += sum(call.error is not None for call in reading.calls)
@@ -160,16 +211,21 @@ def converse(draw: Any, renderer: Any, template: ChatTemplate | None, thinks: st
         history.append(Exchange(tuple(completion), tuple(results)))
         if answer is None:
             seen.segments += 1
+            segments.append(said_last)
             saw = renderer.opening(brief, history=history)
             recorder.begin(saw)
+            sampled = [False] * len(saw)
             continue
         plainly = [Result(call=r.call, tool=r.tool, text="x") for r in results]
         assert _controls(vocabulary, answer) == _controls(vocabulary, renderer.answers(tail, plainly))
         recorder.observed(answer, turn)
         saw = [*saw, *completion, *answer]
-        assert recorder.context == saw
-        if calm and template is not None:
+        sampled += [False] * len(answer)
+        if said.calm and template is not None:
             _rerender(renderer, template, brief, turns, saw, seen)
+    if answer is not None:
+        segments.append(said_last)
+    assert [(s.tokens.tolist(), s.loss_mask.tolist()) for s in recorder.segments()] == segments
 
 
 def _check_reading(reading: Any, completion: list[int]) -> None:
@@ -229,4 +285,4 @@ def _rerender(
     seen.differed += renderer.vocabulary.ids(text) != saw
 
 
-__all__ = ["Renderer", "Seen", "converse"]
+__all__ = ["Renderer", "Seen", "conversations"]

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shared.renderers.detect import format_of
 from shared.renderers.formats.chatml import ChatML
 from shared.renderers.formats.jinja import Jinja
 from shared.renderers.template import ChatTemplate
 from tests.renderer_checkpoints import checkpoint
-from tests.unit.renderers.conversation import Seen, converse
+from tests.unit.renderers.conversation import Seen, conversations
 
 CONVERSATIONS = int(os.environ.get("ETUDE_CONVERSATIONS", "12"))
 # A renderer each: the template, whether the model thinks, and what its card says beside what is detected.
@@ -45,13 +43,7 @@ def test_what_is_recorded_is_what_the_engine_saw(tmp_path: Path, name: str) -> N
     (tmp_path / "etude.json").write_text(json.dumps(card))
     renderer = (ChatML if card["format"] == "chatml" else Jinja).load(tmp_path)
     theirs, seen = ChatTemplate.load(tmp_path), Seen()
-
-    @settings(max_examples=CONVERSATIONS, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.data())
-    def conversations(data: st.DataObject) -> None:
-        converse(data.draw, renderer, theirs, thinks, seen)
-
-    conversations()
+    conversations(CONVERSATIONS, renderer, theirs, thinks, seen)()
     print(f"\n{seen.line(name)}")
     if path := os.environ.get("ETUDE_CONVERSATIONS_OUT"):
         with open(path, "a") as file:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shared.environments import Brief, Message, Result
 from shared.renderers import Exchange, Tail
 from shared.renderers.chat import UnfitCheckpoint
 from shared.renderers.formats.renderers import Packaged, families
 from tests.renderer_checkpoints import CHATML, DEEPSEEK, GLM, KIMI, LLAMA, QWEN, QWEN35, write
-from tests.unit.renderers.conversation import Seen, converse
+from tests.unit.renderers.conversation import Seen, conversations
 from tests.unit.renderers.test_chat_openings import TOOLS, briefs, needs_trl, published, theirs
 
 CONVERSATIONS = int(os.environ.get("ETUDE_CONVERSATIONS", "12"))
@@ -48,13 +46,7 @@ def packaged(directory: Path, name: str, jinja: str | None = None, **card: Any) 
 def test_what_is_recorded_is_what_the_engine_saw(tmp_path: Path, name: str) -> None:
     renderer, seen = packaged(tmp_path, name), Seen()
     thinks = "model" if name in ("qwen3", "qwen3.5", "glm-4.5") else "no"
-
-    @settings(max_examples=CONVERSATIONS, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.data())
-    def conversations(data: st.DataObject) -> None:
-        converse(data.draw, renderer, None, thinks, seen)
-
-    conversations()
+    conversations(CONVERSATIONS, renderer, None, thinks, seen)()
     if path := os.environ.get("ETUDE_CONVERSATIONS_OUT"):
         with open(path, "a") as file:
             file.write(seen.line(renderer.name) + "\n")
