@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -305,7 +306,7 @@ def own_pack(
     return directory
 
 
-def _own_splits(path: Path, fitting: Fitting, groups_per_step: int) -> dict[str, list[tuple[Problem, Hidden]]]:
+def _own_splits(path: Path, fitting: Fitting, groups_per_step: int) -> dict[str, list[tuple[Any, Any]]]:
     """Raises DemoError where a split gets nothing or no step is possible."""
     splits = own_splits(fitting.pairs, HELD_OUT)
     count = {name: len(members) for name, members in splits.items()}

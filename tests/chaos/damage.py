@@ -13,9 +13,10 @@ from shared.contracts.ids import policy_prefix
 from shared.contracts.messages import Alert, PolicyPublished
 from shared.objects import ObjectMissing, Objects
 from tests.chaos.platform import NotInTime, Platform, until
-from tests.chaos.strikes import BACK_WITHIN_S, Outcome
+from tests.chaos.strikes import Outcome
 from tests.patience import patient
 
+BACK_WITHIN_S = 60.0  # measured on two busy cores: 5 to 9 s, the full base after 2
 LOOK_S = 0.005  # engines read a version within a second of its publication
 
 
