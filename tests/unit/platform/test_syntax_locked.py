@@ -23,6 +23,8 @@ PARSING = ("parse", "literal_eval", "PyCF_ONLY_AST")
 
 def parses(text: str) -> Iterator[int]:
     """Yield the line of each place that makes a syntax tree, or may."""
+    if not any(name in text for name in PARSING):
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
             found = node.attr in PARSING and ast.unparse(node.value).endswith("ast")
