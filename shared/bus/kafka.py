@@ -127,6 +127,8 @@ class KafkaBus:
     async def ping(self) -> None:
         self._refuse_if_closed()
         await self._probe.ping()
+        if troubles := [reader.trouble for reader in self._readers if reader.alive and reader.trouble]:
+            raise BusUnavailable(f"{self.cluster}: {'; '.join(troubles)}")
 
     async def close(self) -> None:
         if self._closed:
