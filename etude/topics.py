@@ -47,7 +47,7 @@ def wanted() -> list[Topic]:
 
 @app.command()
 def check(state: State = Path(".etude")) -> None:
-    """Compare partitions, copies, retention and compaction with the declaration. Exit code 1 when something differs."""
+    """Compare partitions, copies and settings with the declaration. Exit code 1 when something differs."""
     _report(state, apply=False)
 
 

@@ -1,7 +1,7 @@
 """A server that a service only listens to, asked every few seconds whether it answers.
 
 Who only listens cannot tell a server that is silent from one that is away: nothing comes in both cases. So it is asked, and
-`/readyz` says since when it has not answered. Nothing is decided by it: reading and publishing go on trying by themselves.
+`/readyz` says since when it has not answered, and why. Nothing is decided by it: reading and publishing go on trying by themselves.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ async def _watch(
             async with asyncio.timeout(WITHIN_S):
                 await ask()
             health.clear(what)
+            health.tell(what, None)
             silent = False
         except Exception as error:  # whatever it is: a watch that ends would leave its last word standing
             health.wait_on(what)
+            said = str(error) or f"no answer within {WITHIN_S:.0f} s"
+            health.tell(what, said)
             if not silent:
-                said = str(error) or f"no answer within {WITHIN_S:.0f} s"
                 log.warning("no_answer", waits_on=what, error=said, exc_info=not isinstance(error, away))
             silent = True
         await asyncio.sleep(ASK_EVERY_S)

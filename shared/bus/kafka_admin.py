@@ -14,12 +14,14 @@ from kafka.errors import (
     KafkaError,
     SaslAuthenticationFailedError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
 )
 
-from shared.bus import BusUnavailable
+from shared.bus import BusUnavailable, dead_letters
+from shared.bus.kafka_batches import unreadable
 from shared.bus.kafka_clients import connected
 from shared.bus.kafka_cluster import Cluster
-from shared.contracts.topics import Topic
+from shared.contracts.topics import TOPICS, Topic
 
 REQUEST_MS = 10_000
 READY_WITHIN_MS = 60_000  # new topics: all of ours are above a thousand partitions, which a busy broker makes slowly
@@ -27,11 +29,19 @@ READY_WITHIN_MS = 60_000  # new topics: all of ours are above a thousand partiti
 
 INSYNC, REPLICATION = "min.insync.replicas", "default.replication.factor"
 MOST_INSYNC = 2  # of three copies, say: one broker may be away, and what was published is with two
+CODEC = "compression.type"
+# Settings with a lower bound: below it a topic refuses what our producers send. Bytes: Kafka's own default. Milliseconds: a
+# publication is retried for half a minute, and clocks differ.
+LEAST = {
+    "max.message.bytes": 1_048_588,
+    "message.timestamp.before.max.ms": 3_600_000,
+    "message.timestamp.after.max.ms": 3_600_000,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A topic as it is. `replicas`: copies of each partition. `configs`: those that `declared` names."""
+    """A topic as it is. `replicas`: copies of each partition. `configs`: those that `settings` names."""
 
     partitions: int
     replicas: int
@@ -47,17 +57,37 @@ def declared(topic: Topic, replicas: int) -> dict[str, str]:
         **lag,
         "cleanup.policy": "compact,delete" if topic.compacted else "delete",
         "retention.ms": str(topic.retention_h * 3_600_000),
+        "retention.bytes": "-1",  # a broker's own limit would delete what nobody has read yet
+        "unclean.leader.election.enable": "false",  # a copy that lags behind must not become the log
         **durable,
     }
+
+
+def settings(topic: Topic) -> list[str]:
+    """Return the names of all settings that are compared."""
+    return [*declared(topic, 1), *LEAST, CODEC]
+
+
+def obstacles(topic: Topic, found: Found) -> list[str]:
+    """Return why nothing can be read from the topic or published to it; empty: nothing is in the way. Pure."""
+    wrong = []
+    if found.partitions != topic.partitions:
+        wrong.append(f"{found.partitions} partitions, declared {topic.partitions}")
+    for name, least in LEAST.items():
+        if int(found.configs.get(name, least)) < least:
+            wrong.append(f"{name} {found.configs[name]}, at least {least}: what we publish is refused")
+    if int(found.configs.get(INSYNC, 1)) > found.replicas > 0:
+        wrong.append(f"{INSYNC} {found.configs[INSYNC]}, with {found.replicas} replicas: what we publish is refused")
+    if why := unreadable(found.configs.get(CODEC, "")):
+        wrong.append(f"{CODEC} {found.configs[CODEC]}: {why}")
+    return wrong
 
 
 def differences(topic: Topic, found: Found | None, replication: int = -1) -> list[str]:
     """What is not as declared, in words; empty: nothing. `replication`: copies that the URL asks for; -1: any number."""
     if found is None:
         return ["missing"]
-    wrong = []
-    if found.partitions != topic.partitions:
-        wrong.append(f"{found.partitions} partitions, declared {topic.partitions}")
+    wrong = obstacles(topic, found)
     if replication not in (-1, found.replicas):
         wrong.append(f"{found.replicas} replicas, declared {replication}")
     for name, value in declared(topic, found.replicas).items():
@@ -116,9 +146,26 @@ def administration(cluster: Cluster) -> Iterator[KafkaAdminClient]:
 
 
 def reach(url: str) -> str:
-    """What answers, in words. Raises ValueError, BusUnavailable."""
-    with administration(Cluster.parse(url)) as admin:
-        return f"{len(admin.describe_cluster()['brokers'])} brokers"
+    """What answers, in words, and which topics may lose records. Raises ValueError, and BusUnavailable also where a setting of
+    a topic stops reading or publishing."""
+    cluster = Cluster.parse(url)
+    with administration(cluster) as admin:
+        words = f"{len(admin.describe_cluster()['brokers'])} brokers"
+        topics = {one.name: one for each in TOPICS.values() for one in (each, dead_letters(each))}
+        try:
+            found = look(admin, cluster, list(topics.values()))
+        except (ClusterAuthorizationFailedError, TopicAuthorizationFailedError):
+            return f"{words}; this user may not look at the topics' settings"
+    stopped = [f"{name}: {'; '.join(wrong)}" for name, at in found.items() if (wrong := obstacles(topics[name], at))]
+    if stopped:
+        raise BusUnavailable(
+            f"bus (ETUDE_BUS): topics stand in the way: {' | '.join(stopped)}. Way out: set them as they are declared; "
+            "`etude topics check` lists all that differs"
+        )
+    lossy = [f"{name} {'; '.join(wrong)}" for name, at in found.items() if (wrong := differences(topics[name], at))]
+    return (
+        f"{words}; NOT as declared, records may be lost (`etude topics check`): {' | '.join(lossy)}" if lossy else words
+    )
 
 
 def look(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> dict[str, Found]:
@@ -127,7 +174,7 @@ def look(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> 
     there = sorted(set(admin.list_topics()) & set(names))
     if not there:
         return {}
-    wanted = [ConfigResource("TOPIC", name, configs=list(declared(names[name], 1))) for name in there]
+    wanted = [ConfigResource("TOPIC", name, configs=settings(names[name])) for name in there]
     configs = admin.describe_configs(wanted, config_filter="all")["topic"]
     return {
         names[row["name"]].name: Found(

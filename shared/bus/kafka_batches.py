@@ -16,13 +16,21 @@ from typing import Any
 
 import msgspec
 from kafka import TopicPartition
+from kafka import codec as codecs
 from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, UnsupportedCodecError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import decode_varint
 
 FORMAT = 2  # of batches, since Kafka 0.11
+READS = {
+    "snappy": codecs.has_snappy,
+    "lz4": codecs.has_lz4,
+    "zstd": codecs.has_zstd,
+    **dict.fromkeys(("gzip", "uncompressed", "producer"), codecs.has_gzip),
+}
+NAMES = ("uncompressed", "gzip", "snappy", "lz4", "zstd")  # by the number in a batch
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -60,8 +68,21 @@ class Records(Fetcher.PartitionRecords):
         self.drain()
 
 
+def unreadable(codec: str) -> str:
+    """Return why nothing of a topic with this `compression.type` can be read here, with the way out; empty: it can be read."""
+    if not codec or READS.get(codec, lambda: False)():
+        return ""
+    return (
+        f"records compressed with {codec} cannot be read by this installation. Way out: pip install 'etude[kafka]' on every "
+        "machine, or compression.type=producer on the topic, once what is there has been read elsewhere or deleted"
+    )
+
+
 def read(batch: DefaultRecordBatch) -> Iterator[Record]:
-    """Its records, in order. Raises CorruptRecordError."""
+    """Its records, in order. Raises CorruptRecordError, UnsupportedCodecError."""
+    kind = batch.compression_type
+    if why := unreadable(NAMES[kind] if kind < len(NAMES) else f"codec {kind}"):
+        raise UnsupportedCodecError(why)
     try:
         batch._maybe_uncompress()
     except Exception as error:  # each compressor has its own

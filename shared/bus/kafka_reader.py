@@ -26,6 +26,7 @@ from typing import Protocol
 
 import structlog
 from kafka import TopicPartition
+from kafka.cluster import ClusterMetadata
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.errors import (
     CommitFailedError,
@@ -73,6 +74,9 @@ class Writer(Protocol):
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Says that records no longer exist."""
 
+    def missed(self, cluster: ClusterMetadata) -> None:
+        """Makes topics again that were deleted. Does not block."""
+
 
 class Reader(AsyncConsumerRebalanceListener):
     """One consumer in one thread, from `deliveries()` to the end of its iterator.
@@ -104,6 +108,8 @@ class Reader(AsyncConsumerRebalanceListener):
         self._past: dict[TopicPartition, int] | None = None  # without a group: where the partitions ended at the start
         self._flushes: list[Future[None]] = []
         self._ended = False
+        self._well_since = math.inf  # monotonic: first poll with partitions since the last failure
+        self.trouble = ""  # why nothing is read; empty: reading works
         self._name = name
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
         self._thread.start()
@@ -143,7 +149,9 @@ class Reader(AsyncConsumerRebalanceListener):
                     BusUnavailable(f"{self._cluster}: another replica uses instance={self._cluster.instance}")
                 )
             except (KafkaError, BusUnavailable, OSError) as error:
-                log.error("bus.kafka", error=str(error) or repr(error), topics=list(self._topics), group=self.group)
+                said = str(error) or repr(error)
+                self.trouble = f"{', '.join(sorted(self._topics))} cannot be read (group {self.group}): {said}"
+                log.error("bus.kafka", error=said, topics=list(self._topics), group=self.group)
                 self._lose(list(self._leases))
                 self._rest()
             except BaseException as error:
@@ -163,6 +171,7 @@ class Reader(AsyncConsumerRebalanceListener):
 
     def _rest(self) -> None:
         """After a failure: longer each time, until something was read again; never in step with the others."""
+        self._well_since = math.inf
         until = time.monotonic() + self._back_off_s * random.uniform(0.5, 1.0)
         self._back_off_s = min(BACK_OFF_MAX_S, 2 * self._back_off_s)
         while time.monotonic() < until and not self._over():
@@ -176,6 +185,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._bus.ensure(list(self._topics.values()))
         consumer = Consumer.open(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
+        consumer.heed(self._bus.missed)
         if self.group is None:
             self._next.clear()  # all is read again
         try:
@@ -210,6 +220,7 @@ class Reader(AsyncConsumerRebalanceListener):
             records = consumer.poll(timeout_ms=0 if full else self._pace(), max_records=max(1, room))
             self._look_for_gone(consumer, records)
             self._take(records)
+            self._reads(bool(records), bool(consumer.assignment()))
             while self._joining() and not self._over():
                 consumer.join_on()
             self._look_back(consumer)
@@ -233,6 +244,14 @@ class Reader(AsyncConsumerRebalanceListener):
                 del self._past[partition]
         if not self._past:
             self.inbox.past_read()
+
+    def _reads(self, records: bool, assigned: bool) -> None:
+        """A poll went well. One that gave nothing proves little: what cannot be read may stand in the next fetch."""
+        if not self.trouble or not assigned:
+            return
+        self._well_since = min(self._well_since, time.monotonic())
+        if records or time.monotonic() - self._well_since > BACK_OFF_MAX_S:
+            self.trouble = ""
 
     def _joining(self) -> bool:
         return self.group is not None and self._consumer.joining()

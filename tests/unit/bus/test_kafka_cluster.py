@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.bus import BusUnavailable, connect
-from shared.bus.kafka_admin import Found, differences, reach
+from shared.bus.kafka_admin import Found, declared, differences, reach
 from shared.bus.kafka_cluster import Cluster
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
@@ -107,7 +107,7 @@ def test_a_mechanism_without_a_login_is_refused() -> None:
 
 def test_a_message_must_be_with_two_brokers_where_a_topic_has_more_than_one_copy() -> None:
     topic = Topic("t", (Alert,), partitions=2, retention_h=1)
-    kept = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+    kept = declared(topic, 0)
     for replicas, insync in ((1, "1"), (2, "2"), (3, "2")):
         assert differences(topic, Found(2, replicas, {**kept, "min.insync.replicas": insync})) == []
     careless = Found(2, 3, {**kept, "min.insync.replicas": "1"})
@@ -115,6 +115,29 @@ def test_a_message_must_be_with_two_brokers_where_a_topic_has_more_than_one_copy
     assert differences(topic, careless, replication=2)[0] == "3 replicas, declared 2"
     assert Cluster.parse("kafka://h:1?replication=3&tls=1").replication == 3
     assert Cluster.parse("kafka://h:1").replication == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("retention.bytes", "1000000", "retention.bytes 1000000, declared -1"),
+        ("unclean.leader.election.enable", "true", "unclean.leader.election.enable true, declared false"),
+        ("cleanup.policy", "compact", "cleanup.policy compact, declared delete"),
+        ("max.message.bytes", "5000", "max.message.bytes 5000, at least 1048588: what we publish is refused"),
+        (
+            "message.timestamp.before.max.ms",
+            "1",
+            "message.timestamp.before.max.ms 1, at least 3600000: what we publish",
+        ),
+        ("compression.type", "brotli", "compression.type brotli: records compressed with brotli cannot be read"),
+    ],
+)
+def test_a_setting_that_stops_a_topic_or_loses_records_is_named(name: str, value: str, words: str) -> None:
+    topic = Topic("t", (Alert,), partitions=2)
+    good = {**declared(topic, 1), "compression.type": "producer", "max.message.bytes": "1048588"}
+    assert differences(topic, Found(2, 1, good)) == []
+    (wrong,) = differences(topic, Found(2, 1, {**good, name: value}))
+    assert wrong.startswith(words)
 
 
 def test_without_login_or_prefix_nothing_is_added() -> None:
