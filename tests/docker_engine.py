@@ -65,8 +65,7 @@ def sandboxes(**options: Any) -> ContainerSandboxes:
 @functools.cache
 def image() -> str:
     """Return an image with a shell, the usual programs and Python. It is made once per engine, and reaped after a week."""
-    users = Entry("etc/passwd", 0o644, source=b"root:x:0:0:root:/root:/bin/sh\n")
-    return _imported([*_system(_PROGRAMS), users, *_python()])
+    return _imported([*_system(_PROGRAMS), *_python()])
 
 
 @functools.cache
@@ -91,7 +90,7 @@ def compilers() -> str:
         trees |= {str(path)[1:]: path.resolve() for path in found}
     loaded = shared_libraries(tuple(str(path) for path in trees.values() if ".so" in path.name))
     trees |= {_place(path): Path(os.path.realpath(path)) for path in loaded}
-    return _imported(_system([*_PROGRAMS, "node", "cc", "ld"], trees))
+    return _imported([*_system([*_PROGRAMS, "node", "cc", "ld"], trees), *_python()])
 
 
 def toolchain() -> Path | None:
@@ -174,8 +173,9 @@ def _place(path: str) -> str:
 
 
 def _python() -> list[Entry]:
-    """The bundle's interpreter: most images have none, and most attacks are written in Python."""
+    """The bundle's interpreter, and a list of users: most images have no Python, and most attacks are written in it."""
     home = f"/{_PYTHON}"
     start = f'#!/bin/sh\nexec {home}/libraries/loader --library-path {home}/libraries {home}/bin/python3 "$@"\n'
     found = [Entry(f"{_PYTHON}/{one.path}", one.mode, one.source, one.target) for one in bundle.bundle()]
-    return [*found, Entry("usr/bin/python3", 0o755, source=start.encode())]
+    users = Entry("etc/passwd", 0o644, source=b"root:x:0:0:root:/root:/bin/sh\n")
+    return [*found, Entry("usr/bin/python3", 0o755, source=start.encode()), users]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable
@@ -323,12 +322,11 @@ LANGUAGES = {
 }
 
 
-def _forget(program: str) -> None:
-    """Drop a program's file from the page cache: whoever reads it next, here the sandbox, has it in its own memory. There the
-    kernel drops and reads its pages anew before it finds that memory has run out."""
-    file = os.open(shutil.which(program) or "", os.O_RDONLY)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(file)
+# Drops a program's file from the page cache: whoever reads it next, here the sandbox, has it in its own memory. There the
+# kernel drops and reads its pages anew before it finds that memory has run out.
+FORGET = """python3 -c 'import os, shutil, sys
+file = os.open(shutil.which(sys.argv[1]), os.O_RDONLY)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)' """
 
 
 def _with_compilers(adapter: str) -> Base:
@@ -352,10 +350,10 @@ def test_programs_that_reserve_address_space_run_under_a_memory_limit_and_die_at
         pytest.skip("the pods of tests/cluster.py have no cgroup of their own")
     base = _with_compilers(adapter)
     name, source, command = LANGUAGES[program]
-    _forget(program)
 
     async def scenario(sandbox: Sandbox, session: Session) -> None:
         await said(session, "export PATH=$PATH:/opt/rust/bin:/opt/java/bin")
+        await said(session, FORGET + program)
         for count, cause in ((50, Cause.exited), (1500, Cause.memory_limit)):
             await sandbox.put(archives.pack({name: (source % count).encode()}))
             done = await session.run(command, time_s=150.0)

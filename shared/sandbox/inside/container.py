@@ -25,6 +25,7 @@ from shared.sandbox.inside import cell, confine, frames, tree
 from shared.sandbox.inside.cells import READ, Process
 from shared.sandbox.inside.layer import Layers
 from shared.sandbox.inside.loop import Loop
+from shared.sandbox.inside.starvation import LOOK_S, Starvation
 
 SCRATCH = "/.etude-scratch"
 UID = 61000  # of everything inside, as it sees itself; distributions and container engines hand this id out to nobody
@@ -40,6 +41,10 @@ _LOOK_S = 0.01  # between two looks at the disk, which takes about a megabyte in
 # By cgroup v2, then v1: the file, and the line that counts.
 _MEMORY = (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"))
 _FORKS = (("/sys/fs/cgroup/pids.events", "max"), ("/sys/fs/cgroup/pids/pids.events", "max"))
+_STAT, _STAT_1 = "/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat"
+_HELD = ((_STAT, "anon"), (_STAT_1, "total_rss"))
+_FAULTS = ((_STAT, "pgmajfault"), (_STAT_1, "total_pgmajfault"))
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def counted(places: tuple[tuple[str, str], ...]) -> int:
@@ -52,6 +57,14 @@ def counted(places: tuple[tuple[str, str], ...]) -> int:
             continue
         if found:
             return int(found[1])
+    return 0
+
+
+def memory_limit() -> int:
+    """Return the bytes that the container may hold; 0: nobody says."""
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return int(file.read())
     return 0
 
 
@@ -126,7 +139,8 @@ class ContainerLoop(Loop):
     )
     _best = 0  # free bytes at most since the alarm was set: others may delete while the sandbox writes
     _rang = _stopped = False
-    _looked = _set_at = 0.0
+    _looked = _set_at = _weighed = 0.0
+    _starvation = Starvation()
     layers: Layers
 
     def answer(self, number: int, head: dict[str, Any], blob: bytes = b"") -> None:
@@ -166,7 +180,7 @@ class ContainerLoop(Loop):
         tree.send({pid for keeper in keepers for pid in tree.below(table, keeper)} - keepers, number)
 
     def _pause(self) -> float | None:
-        times = [self.ends - time.monotonic()]
+        times = [self.ends - time.monotonic(), *([LOOK_S] if self._busy() else [])]
         if (soon := super()._pause()) is not None:
             times.append(soon)
         if self._alarm is not None and self._busy():
@@ -181,6 +195,9 @@ class ContainerLoop(Loop):
         now = time.monotonic()
         if now >= self.ends:
             raise EOFError("deadline")
+        if self._busy() and now - self._weighed >= LOOK_S:
+            self._weighed = now
+            self._relieve(now)
         if self._alarm is not None and now - self._looked >= _LOOK_S:
             self._looked = now
             number, ring, stop = self._alarm
@@ -192,6 +209,16 @@ class ContainerLoop(Loop):
             if free < self._best - stop and not self._stopped:
                 self._stopped = True
                 self._signal(signal.SIGSTOP)
+
+    def _relieve(self, now: float) -> None:
+        """Kill the largest process of a container that starves, as the kernel does where memory runs out."""
+        limit = memory_limit()
+        if limit and self._starvation.look(now, counted(_HELD), limit, counted(_FAULTS)):
+            table = tree.read()
+            pids = {pid for one in self.cells.values() for pid in tree.below(table, one.pid)}
+            if pids:
+                tree.send([max(pids, key=lambda pid: table[pid].resident)], signal.SIGKILL)
+                self.kills += 1
 
 
 def loop_pid() -> int:
