@@ -316,6 +316,7 @@ class BubblewrapSandboxes:
         """Raises SandboxUnavailable, OSError."""
         bubblewrap.program()
         bubblewrap.runtime()  # asks for the interpreter's libraries once, which takes its time
+        owners.runs_programs(self._state)
         self._owner = owners.Owner(self._state)
         self._etc = self._owner.folder / "etc"
         self._etc.mkdir()

@@ -37,7 +37,8 @@ REFUSED = (
 # files of its user that this user closed to itself.
 _CAPABILITIES = 1 << 21 | 1 << 5 | 1 << 1 | 1 << 3
 _RING_S = 5.0  # between two measurements of a sandbox that works, whatever the disk tells
-_LOOK_S = 0.01  # between two looks at the disk, which takes about a megabyte in a millisecond
+_LOOK_S, _LOOK_MOST_S = 0.01, 0.25  # between two looks at the disk: less near the limit
+_DISK = 2e9  # bytes that are surely not written in a second
 # By cgroup v2, then v1: the file, and the line that counts.
 _MEMORY = (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"))
 _FORKS = (("/sys/fs/cgroup/pids.events", "max"), ("/sys/fs/cgroup/pids/pids.events", "max"))
@@ -140,6 +141,7 @@ class ContainerLoop(Loop):
     _best = 0  # free bytes at most since the alarm was set: others may delete while the sandbox writes
     _rang = _stopped = False
     _looked = _set_at = _weighed = 0.0
+    _look_s = _LOOK_S  # until the next look
     _starvation = Starvation()
     layers: Layers
 
@@ -164,7 +166,7 @@ class ContainerLoop(Loop):
     def _do_disk(self, number: int, head: dict[str, Any], blob: bytes) -> None:
         now = self.layers.free()
         self._alarm = (int(head["id"]), int(head["bytes"]), int(head["most"]))
-        self._best, self._rang, self._set_at = now, False, time.monotonic()
+        self._best, self._rang, self._set_at, self._look_s = now, False, time.monotonic(), _LOOK_S
         if self._stopped:
             self._signal(signal.SIGCONT)
             self._stopped = False
@@ -180,11 +182,14 @@ class ContainerLoop(Loop):
         tree.send({pid for keeper in keepers for pid in tree.below(table, keeper)} - keepers, number)
 
     def _pause(self) -> float | None:
-        times = [self.ends - time.monotonic(), *([LOOK_S] if self._busy() else [])]
+        now = time.monotonic()
+        times = [self.ends - now]
         if (soon := super()._pause()) is not None:
             times.append(soon)
-        if self._alarm is not None and self._busy():
-            times.append(_LOOK_S)
+        if self._busy():
+            times.append(self._weighed + LOOK_S - now)
+            if self._alarm is not None:
+                times.append(self._looked + self._look_s - now)
         return max(0.0, min(times))
 
     def _busy(self) -> bool:
@@ -198,11 +203,13 @@ class ContainerLoop(Loop):
         if self._busy() and now - self._weighed >= LOOK_S:
             self._weighed = now
             self._relieve(now)
-        if self._alarm is not None and now - self._looked >= _LOOK_S:
+        if self._alarm is not None and now - self._looked >= self._look_s:
             self._looked = now
             number, ring, stop = self._alarm
             free = self.layers.free()
             self._best = max(self._best, free)
+            left = free - (self._best - (stop if self._rang else ring))
+            self._look_s = min(_LOOK_MOST_S, max(_LOOK_S, left / _DISK))
             if not self._rang and (free < self._best - ring or (now - self._set_at >= _RING_S and self._busy())):
                 self._rang = True
                 self.tell(frames.output(number, b"!"))
