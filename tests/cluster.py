@@ -52,10 +52,10 @@ def need() -> None:
         missing.skip(["bubblewrap"], "apt-get install bubblewrap")
 
 
-def sandboxes(image: str = f"pool:{POOL}") -> PodSandboxes:
+def sandboxes(image: str = f"pool:{POOL}", **options: Any) -> PodSandboxes:
     """Return the adapter, connected to the one server of this process."""
     need()
-    return PodSandboxes(CLUSTER, image=image, kubeconfig=str(server().kubeconfig))
+    return PodSandboxes(CLUSTER, image=image, kubeconfig=str(server().kubeconfig), **options)
 
 
 @functools.cache

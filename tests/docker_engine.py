@@ -12,8 +12,11 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -32,6 +35,8 @@ _PROGRAMS = (  # noqa: SIM905 a list of one word a line says no more
     "tail tar tee test timeout touch tr true truncate umount uname unshare wc yes"
 ).split()
 _PYTHON = "usr/lib/etude-python"
+# What Rust's programs are linked with.
+_LINKED = "*crt*.o lib[cm].so* libc_nonshared.a libmvec.* libgcc_s.* libutil.a libpthread.a libdl.a librt.a".split()  # noqa: SIM905
 
 
 @functools.cache
@@ -60,14 +65,49 @@ def sandboxes(**options: Any) -> ContainerSandboxes:
 @functools.cache
 def image() -> str:
     """Return an image with a shell, the usual programs and Python. It is made once per engine, and reaped after a week."""
-    users = Entry("etc/passwd", 0o644, source=b"root:x:0:0:root:/root:/bin/sh\n")
-    return _imported([*_system(_PROGRAMS), users, *_python()])
+    return _imported([*_system(_PROGRAMS), *_python()])
 
 
 @functools.cache
 def shell_alone() -> str:
     """Return an image with /bin/sh and its libraries, without even /tmp."""
     return _imported(_system(["sh"])[:-1])
+
+
+@functools.cache
+def compilers() -> str:
+    """Return an image with what this machine has of Node, /opt/java, and /opt/rust with the linker that it calls."""
+    trees: dict[str, Path] = {}
+    if java := shutil.which("java"):
+        home = Path(os.path.realpath(java)).parent.parent
+        trees |= _tree(home, "opt/java", ("jmods", "legal", "man", "src.zip"))
+    if chain := toolchain():
+        trees |= _tree(chain, "opt/rust", ("share", "etc", "libexec"))
+        objects = Path(_of_gcc("crtbegin.o")).parent
+        trees |= _tree(objects, str(objects)[1:], ("cc1", "cc1plus", "lto1", "plugin", "include"))
+        system = Path(_of_gcc("crt1.o")).resolve().parent
+        found = [path for pattern in _LINKED for path in system.glob(pattern)]
+        trees |= {str(path)[1:]: path.resolve() for path in found}
+    loaded = shared_libraries(tuple(str(path) for path in trees.values() if ".so" in path.name))
+    trees |= {_place(path): Path(os.path.realpath(path)) for path in loaded}
+    return _imported([*_system([*_PROGRAMS, "node", "cc", "ld"], trees), *_python()])
+
+
+def toolchain() -> Path | None:
+    """Return the folder of a Rust compiler that lies in a home."""
+    return next((path.parent.parent for path in sorted((Path.home() / ".rustup/toolchains").glob("*/bin/rustc"))), None)
+
+
+def _of_gcc(name: str) -> str:
+    return subprocess.run(
+        ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def _tree(folder: Path, place: str, without: Sequence[str]) -> dict[str, Path]:
+    """Return the files below a folder by their places in an image, links followed; `without`: names at its top."""
+    found = (path for path in folder.rglob("*") if path.relative_to(folder).parts[0] not in without)
+    return {f"{place}/{path.relative_to(folder)}": path.resolve() for path in found if path.is_file()}
 
 
 @functools.cache
@@ -95,22 +135,23 @@ def _imported(contents: list[Entry]) -> str:
     try:
         if found.client.images.list(name=name):
             return name
-        packed = io.BytesIO()
-        volumes.archive(contents, packed)
         marks = labels.labels("base", seconds=labels.CACHE_S)
         changes = [f"LABEL {key}={value}" for key, value in marks.items()]
         repository, tag = name.split(":")
-        with engine.spoken_for("the image for tests"):
-            found.api.import_image_from_data(packed.getvalue(), repository=repository, tag=tag, changes=changes)
+        with tempfile.NamedTemporaryFile() as packed, engine.spoken_for("the image for tests"):
+            volumes.archive(contents, packed)
+            packed.flush()
+            found.api.import_image_from_file(packed.name, repository=repository, tag=tag, changes=changes)
     finally:
         found.close()
     return name
 
 
-def _system(names: Sequence[str]) -> list[Entry]:
-    """Return the programs with their libraries; the last entry is /tmp."""
+def _system(names: Sequence[str], more: Mapping[str, Path] = MappingProxyType({})) -> list[Entry]:
+    """Return the programs with their libraries, and more files by their places; the last entry is /tmp."""
     programs = [path for name in names if (path := shutil.which(name, path="/usr/bin:/bin"))]
     files = {_place(path): Path(os.path.realpath(path)) for path in (*programs, *shared_libraries(tuple(programs)))}
+    files |= more
     links = [
         Entry(name, 0o777, target=os.readlink(f"/{name}"))
         for name in ("bin", "lib", "lib64", "sbin")
@@ -132,8 +173,9 @@ def _place(path: str) -> str:
 
 
 def _python() -> list[Entry]:
-    """The bundle's interpreter: most images have none, and most attacks are written in Python."""
+    """The bundle's interpreter, and a list of users: most images have no Python, and most attacks are written in it."""
     home = f"/{_PYTHON}"
     start = f'#!/bin/sh\nexec {home}/libraries/loader --library-path {home}/libraries {home}/bin/python3 "$@"\n'
     found = [Entry(f"{_PYTHON}/{one.path}", one.mode, one.source, one.target) for one in bundle.bundle()]
-    return [*found, Entry("usr/bin/python3", 0o755, source=start.encode())]
+    users = Entry("etc/passwd", 0o644, source=b"root:x:0:0:root:/root:/bin/sh\n")
+    return [*found, Entry("usr/bin/python3", 0o755, source=start.encode()), users]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared import namespaces
-from shared.sandbox import SandboxUnavailable, archives, bubblewrap, cgroups, folders, gateway, owners, starvation
+from shared.sandbox import SandboxUnavailable, archives, bubblewrap, cgroups, folders, gateway, owners
 from shared.sandbox.bubblewrap_machine import GATE, HOME, Plan
 from shared.sandbox.bubblewrap_place import Place, copy_written, free_bytes, put_back, set_limits, used_bytes
 from shared.sandbox.channel import ChannelProgram, ChannelSession, Inside
@@ -43,6 +43,7 @@ from shared.sandbox.contract import (
 from shared.sandbox.environment import QUIET
 from shared.sandbox.gateway import Gateway, MakeProxy, proxy_of
 from shared.sandbox.inside import transfer
+from shared.sandbox.inside.starvation import LOOK_S
 
 _DISK_S = 0.1  # between two looks at the disk
 _DISK_SLACK = 1 << 20
@@ -172,7 +173,7 @@ class BubblewrapSandbox:
 
     async def _watch_memory(self) -> None:
         while self._place.group is not None:
-            await asyncio.sleep(starvation.LOOK_S)
+            await asyncio.sleep(LOOK_S)
             self._place.group.relieve(time.monotonic())
 
     async def _watch_disk(self) -> None:
@@ -315,6 +316,7 @@ class BubblewrapSandboxes:
         """Raises SandboxUnavailable, OSError."""
         bubblewrap.program()
         bubblewrap.runtime()  # asks for the interpreter's libraries once, which takes its time
+        owners.runs_programs(self._state)
         self._owner = owners.Owner(self._state)
         self._etc = self._owner.folder / "etc"
         self._etc.mkdir()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shared.sandbox.channel import Counts
 from shared.sandbox.inside import tree
-from shared.sandbox.starvation import Starvation
+from shared.sandbox.inside.starvation import Starvation
 
 PREFIX = "etude-sandbox-"
 _END_S = 5.0

@@ -38,6 +38,16 @@ def private(folder: Path) -> Path:
     return folder
 
 
+def runs_programs(folder: Path) -> None:
+    """Raises SandboxUnavailable where nothing that lies in the folder could be executed: the task would be blamed for it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        raise SandboxUnavailable(
+            f"{folder}: found a disk that is mounted noexec; no program that an attempt makes or brings along could run; mount it "
+            "with exec (docker: --tmpfs /tmp:exec), or set TMPDIR to a folder on another disk"
+        )
+
+
 class Owner:
     """This process's folder for the files of its sandboxes. Its name is not used again."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ from shared.sandbox.contract import (
     Session,
     Snapshot,
 )
+from tests import docker_engine
 from tests.contract.sandboxes import AGENTS, every
 from tests.patience import quiet
 
@@ -322,21 +322,20 @@ LANGUAGES = {
 }
 
 
-def _forget(program: str) -> None:
-    """Drop a program's file from the page cache: whoever reads it next, here the sandbox, has it in its own memory. There the
-    kernel drops and reads its pages anew before it finds that memory has run out."""
-    file = os.open(shutil.which(program) or "", os.O_RDONLY)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(file)
+# Drops a program's file from the page cache: whoever reads it next, here the sandbox, has it in its own memory. There the
+# kernel drops and reads its pages anew before it finds that memory has run out.
+FORGET = """python3 -c 'import os, shutil, sys
+file = os.open(shutil.which(sys.argv[1]), os.O_RDONLY)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)' """
 
 
-def _toolchain(name: str) -> tuple[tuple[Path, str], ...]:
-    """Return mounts for a compiler that does not lie below /usr."""
-    found = Path(shutil.which(name) or "")
-    if found.is_relative_to("/usr"):
-        return ()
-    chains = sorted((Path.home() / ".rustup/toolchains").glob("*/bin/rustc"))
-    return ((chains[0].parent.parent, "/opt/rust"),) if chains else ()
+def _with_compilers(adapter: str) -> Base:
+    """Return a base where an adapter's sandboxes have the programs below: compilers may lie in a home."""
+    if "docker" in adapter:
+        docker_engine.need()
+        return Base(f"docker:{docker_engine.compilers()}")
+    chain = docker_engine.toolchain()
+    return Base(mounts=((chain, "/opt/rust"),)) if chain else Base()
 
 
 @pytest.mark.slow
@@ -346,21 +345,22 @@ def test_programs_that_reserve_address_space_run_under_a_memory_limit_and_die_at
 ) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    if any(name in request.node.callspec.id for name in ("docker", "kubernetes")):
-        pytest.skip("the image for tests has no compilers")
-    mounts = _toolchain(program)
+    adapter = request.node.callspec.id
+    if "kubernetes" in adapter:
+        pytest.skip("the pods of tests/cluster.py have no cgroup of their own")
+    base = _with_compilers(adapter)
     name, source, command = LANGUAGES[program]
-    _forget(program)
 
     async def scenario(sandbox: Sandbox, session: Session) -> None:
-        await said(session, "export PATH=$PATH:/opt/rust/bin")
+        await said(session, "export PATH=$PATH:/opt/rust/bin:/opt/java/bin")
+        await said(session, FORGET + program)
         for count, cause in ((50, Cause.exited), (1500, Cause.memory_limit)):
             await sandbox.put(archives.pack({name: (source % count).encode()}))
             done = await session.run(command, time_s=150.0)
             assert done.cause == cause, done
         assert await said(session, "echo well") == "well"
 
-    within(scenario, Base(mounts=mounts), replace(LIMITS, processes=256))
+    within(scenario, base, replace(LIMITS, processes=256))
 
 
 # Files

@@ -15,7 +15,7 @@ from tests.integration.naive_sandbox import NaiveSandboxes
 from tests.integration.sandbox_attacks import ADAPTERS
 
 AT_ONCE = 4
-LIMITS = Limits(memory_mb=64, disk_mb=32, processes=16, seconds=600.0)
+LIMITS = Limits(memory_mb=64, disk_mb=4096, processes=16, seconds=600.0)
 
 
 def adapter(name: str, state: Path) -> Sandboxes:

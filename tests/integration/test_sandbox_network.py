@@ -21,7 +21,7 @@ pytest.importorskip("h11", reason="the network of sandboxes is an extra: etude[e
 
 from shared.sandbox.bubblewrap_sandboxes import BubblewrapSandboxes
 from shared.sandbox.contract import Base, Capability, Limits, Network, Sandbox, Sandboxes, Session
-from tests import docker_engine
+from tests import cluster, docker_engine
 from tests.contract.sandboxes import NO_BWRAP
 from tests.integration.egress_world import SECRET, EgressProxy, World, forbidden, traces, world
 from tests.integration.sandbox_attacks import marked, user_of
@@ -33,6 +33,7 @@ FILES = ("tmp", "dev/shm", "workspace", "home/agent", "run/etude-network")
 ADAPTERS: dict[str, Callable[[Path, Any], Sandboxes]] = {
     "bubblewrap": lambda state, proxy: BubblewrapSandboxes(state, warm=0, proxy=proxy),
     "docker": lambda state, proxy: docker_engine.sandboxes(proxy=proxy),
+    "kubernetes": lambda state, proxy: cluster.sandboxes(proxy=proxy),
 }
 FETCH = "python3 -c 'import urllib.request as u; print(u.urlopen(\"{}\", timeout=30).read().decode())' 2>&1 | tail -1"
 HOLD = """

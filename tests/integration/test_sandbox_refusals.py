@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,12 @@ def state(tmp_path: Path) -> Iterator[Path]:
     assert list(place.iterdir()) == []
 
 
-def once(state: Path, *machine: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
-    """Open a sandbox on such a machine. Return what came of it."""
+def once(
+    state: Path, *machine: str, outside: Sequence[str] = (), environment: dict[str, str] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Open a sandbox on such a machine, or by a program `outside`. Return what came of it."""
     command = [sys.executable, "-m", "tests.integration.sandbox_once", str(state), json.dumps(options)]
-    outside = [*ORDINARY, *machine, "--"] if machine else []
+    outside = [*ORDINARY, *machine, "--"] if machine else outside
     done = subprocess.run(
         [*outside, *command],
         cwd=PROJECT,
@@ -107,6 +109,14 @@ def test_on_a_full_disk(state: Path, tmp_path: Path) -> None:
     refused = once(state, "--size", str(1 << 18), "--tmpfs", str(state), tree=str(tree))["refused"]
     assert "No space left on device" in refused
     assert "free some, or name a folder on another disk" in refused
+
+
+def test_on_a_disk_that_executes_nothing(state: Path) -> None:
+    """As Docker mounts a container's tmpfs, unless it is asked for another."""
+    mounted = 'mount -t tmpfs -o noexec none "$0" && exec "$@"'
+    refused = once(state, outside=["unshare", "-Urm", "sh", "-c", mounted, str(state)])["refused"]
+    assert "noexec" in refused
+    assert "docker: --tmpfs /tmp:exec" in refused
 
 
 def test_a_base_of_another_machine_type(state: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from shared.sandbox.inside import cell, confine, frames, tree
 from shared.sandbox.inside.cells import READ, Process
 from shared.sandbox.inside.layer import Layers
 from shared.sandbox.inside.loop import Loop
+from shared.sandbox.inside.starvation import LOOK_S, Starvation
 
 SCRATCH = "/.etude-scratch"
 UID = 61000  # of everything inside, as it sees itself; distributions and container engines hand this id out to nobody
@@ -36,22 +38,42 @@ REFUSED = (
 # files of its user that this user closed to itself.
 _CAPABILITIES = 1 << 21 | 1 << 5 | 1 << 1 | 1 << 3
 _RING_S = 5.0  # between two measurements of a sandbox that works, whatever the disk tells
-_LOOK_S = 0.01  # between two looks at the disk, which takes about a megabyte in a millisecond
+_LOOK_S, _LOOK_MOST_S = 0.01, 0.25  # between two looks at the disk: less near the limit
+_DISK = 2e9  # bytes that are surely not written in a second
 # By cgroup v2, then v1: the file, and the line that counts.
 _MEMORY = (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"))
 _FORKS = (("/sys/fs/cgroup/pids.events", "max"), ("/sys/fs/cgroup/pids/pids.events", "max"))
+_STAT, _STAT_1 = "/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat"
+_HELD = ((_STAT, "anon"), (_STAT_1, "total_rss"))
+_FAULTS = ((_STAT, "pgmajfault"), (_STAT_1, "total_pgmajfault"))
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def counted(places: tuple[tuple[str, str], ...]) -> int:
-    """Return the first counter that exists; 0: this container has none."""
+    """Return the first counter that exists; 0: this container has none. It is asked for every script: files stay open."""
     for path, name in places:
-        try:
-            with open(path) as file:
-                found = re.search(rf"^{name} (\d+)$", file.read(), re.MULTILINE)
-        except OSError:
-            continue
+        fd, pattern = _counter(path, name)
+        found = pattern.search(os.pread(fd, 1 << 14, 0)) if fd >= 0 else None
         if found:
             return int(found[1])
+    return 0
+
+
+@functools.cache
+def _counter(path: str, name: str) -> tuple[int, re.Pattern[bytes]]:
+    """Return an open file, -1 where it does not exist, and what finds the number in it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        fd = -1
+    return fd, re.compile(b"^%b (\\d+)$" % name.encode(), re.MULTILINE)
+
+
+def memory_limit() -> int:
+    """Return the bytes that the container may hold; 0: nobody says."""
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return int(file.read())
     return 0
 
 
@@ -126,7 +148,9 @@ class ContainerLoop(Loop):
     )
     _best = 0  # free bytes at most since the alarm was set: others may delete while the sandbox writes
     _rang = _stopped = False
-    _looked = _set_at = 0.0
+    _looked = _set_at = _weighed = 0.0
+    _look_s = _LOOK_S  # until the next look
+    _starvation = Starvation()
     layers: Layers
 
     def answer(self, number: int, head: dict[str, Any], blob: bytes = b"") -> None:
@@ -150,7 +174,7 @@ class ContainerLoop(Loop):
     def _do_disk(self, number: int, head: dict[str, Any], blob: bytes) -> None:
         now = self.layers.free()
         self._alarm = (int(head["id"]), int(head["bytes"]), int(head["most"]))
-        self._best, self._rang, self._set_at = now, False, time.monotonic()
+        self._best, self._rang, self._set_at, self._look_s = now, False, time.monotonic(), _LOOK_S
         if self._stopped:
             self._signal(signal.SIGCONT)
             self._stopped = False
@@ -166,11 +190,14 @@ class ContainerLoop(Loop):
         tree.send({pid for keeper in keepers for pid in tree.below(table, keeper)} - keepers, number)
 
     def _pause(self) -> float | None:
-        times = [self.ends - time.monotonic()]
+        now = time.monotonic()
+        times = [self.ends - now]
         if (soon := super()._pause()) is not None:
             times.append(soon)
-        if self._alarm is not None and self._busy():
-            times.append(_LOOK_S)
+        if self._busy():
+            times.append(self._weighed + LOOK_S - now)
+            if self._alarm is not None:
+                times.append(self._looked + self._look_s - now)
         return max(0.0, min(times))
 
     def _busy(self) -> bool:
@@ -181,17 +208,32 @@ class ContainerLoop(Loop):
         now = time.monotonic()
         if now >= self.ends:
             raise EOFError("deadline")
-        if self._alarm is not None and now - self._looked >= _LOOK_S:
+        if self._busy() and now - self._weighed >= LOOK_S:
+            self._weighed = now
+            self._relieve(now)
+        if self._alarm is not None and now - self._looked >= self._look_s:
             self._looked = now
             number, ring, stop = self._alarm
             free = self.layers.free()
             self._best = max(self._best, free)
+            left = free - (self._best - (stop if self._rang else ring))
+            self._look_s = min(_LOOK_MOST_S, max(_LOOK_S, left / _DISK))
             if not self._rang and (free < self._best - ring or (now - self._set_at >= _RING_S and self._busy())):
                 self._rang = True
                 self.tell(frames.output(number, b"!"))
             if free < self._best - stop and not self._stopped:
                 self._stopped = True
                 self._signal(signal.SIGSTOP)
+
+    def _relieve(self, now: float) -> None:
+        """Kill the largest process of a container that starves, as the kernel does where memory runs out."""
+        limit = memory_limit()
+        if limit and self._starvation.look(now, counted(_HELD), limit, counted(_FAULTS)):
+            table = tree.read()
+            pids = {pid for one in self.cells.values() for pid in tree.below(table, one.pid)}
+            if pids:
+                tree.send([max(pids, key=lambda pid: table[pid].resident)], signal.SIGKILL)
+                self.kills += 1
 
 
 def loop_pid() -> int:

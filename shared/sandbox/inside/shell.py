@@ -15,6 +15,7 @@ BASH = ("/bin/bash", "--noediting", "--noprofile", "--norc", "-i", "+m", "+H")
 SH = ("/bin/sh", "-i")
 QUIET = b"set +o history 2>/dev/null; unset HISTFILE; PS1= PS2=\n"  # bash's alone; fails silently elsewhere
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_CODE = re.compile(rb" (\d{1,3})\n")
 
 
 def quoted(text: str) -> str:
@@ -43,7 +44,7 @@ def lines(script: str, mark: str, stdin: str, env: Mapping[str, str], cwd: str |
 
 def code_after(mark: str, told: bytes) -> int | None:
     """Return the exit code that stands behind the mark; None: the mark is not there yet."""
-    found = re.search(rb"%b (\d{1,3})\n" % mark.encode(), told)
+    found = _CODE.match(told.partition(mark.encode())[2])  # a pattern with the mark would be compiled for every script
     return int(found[1]) if found else None
 
 

@@ -51,7 +51,7 @@ def children(pid: int, proc: str = "/proc") -> list[int]:
         threads = os.listdir(f"{proc}/{pid}/task")
         texts = []
         for thread in threads:
-            with open(f"{proc}/{pid}/task/{thread}/children", "rb") as file:
+            with open(f"{proc}/{pid}/task/{thread}/children", "rb", buffering=0) as file:
                 texts.append(file.read())
         return [int(word) for word in b" ".join(texts).split()]
     except (OSError, ValueError):

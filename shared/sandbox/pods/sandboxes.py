@@ -9,8 +9,11 @@ import asyncio
 import posixpath
 from pathlib import Path
 
-from shared.sandbox.containers.sandbox import ENVIRONMENT, ContainerSandbox, Opened, check
-from shared.sandbox.contract import NO_NETWORK, WORKSPACE, Base, Capability, Limits, Network, Snapshot
+from shared.sandbox import gateway
+from shared.sandbox.containers import labels
+from shared.sandbox.containers.sandbox import CERTIFICATES, ENVIRONMENT, ContainerSandbox, Opened, capabilities, check
+from shared.sandbox.contract import NO_NETWORK, WORKSPACE, Base, Limits, Network, Snapshot
+from shared.sandbox.gateway import Gateway, MakeProxy, proxy_of
 from shared.sandbox.pods import api, objects, pod
 from shared.sandbox.pods.objects import Cluster
 
@@ -19,15 +22,24 @@ class PodSandboxes:
     """See shared.sandbox.contract.Sandboxes.
 
     `image`: for bases that name none. `run`: goes into the annotations. `kubeconfig`: a file; empty: the pod's service account,
-    else KUBECONFIG, else ~/.kube/config. The pool of warm pods is the cluster's, not ours.
+    else KUBECONFIG, else ~/.kube/config. The pool of warm pods is the cluster's, not ours. `proxy`: makes a sandbox's way to
+    the network.
     """
 
     name = "kubernetes"
     memory_by = "the pod's cgroup, and the loop's watch below it"
-    capabilities = frozenset({Capability.own_rootfs, Capability.sessions, Capability.snapshot, Capability.fork})
 
-    def __init__(self, cluster: Cluster = Cluster(), *, image: str = "", run: str = "", kubeconfig: str = "") -> None:
+    def __init__(
+        self,
+        cluster: Cluster = Cluster(),
+        *,
+        image: str = "",
+        run: str = "",
+        kubeconfig: str = "",
+        proxy: MakeProxy = proxy_of,
+    ) -> None:
         self._cluster, self._image, self._run, self._kubeconfig = cluster, image, run, kubeconfig
+        self.capabilities, self._proxy = capabilities(), proxy
         self._api: api.Api | None = None
         self._connecting = asyncio.Lock()
         self._opened = Opened()
@@ -35,8 +47,7 @@ class PodSandboxes:
     async def open(
         self, base: Base, limits: Limits, network: Network = NO_NETWORK, *, snapshot: Snapshot | None = None
     ) -> ContainerSandbox:
-        if network != NO_NETWORK:
-            raise ValueError("network: found an allow-list; sandboxes in pods have no network: leave it out")
+        gateway.check(network)
         image = base.image or self._image
         objects.pool(image)
         check(limits)
@@ -49,11 +60,13 @@ class PodSandboxes:
         begins = (image, base.tree)
         kept = self._opened.kept(snapshot, begins) if snapshot is not None else None
         mounts = {posixpath.normpath(place): Path(folder) for folder, place in base.mounts}
-        own = {"HOME": objects.HOME, "USER": "agent", "LOGNAME": "agent"}
+        way = Gateway(self._proxy(network, labels.name("egress")), CERTIFICATES) if network.allow else None
+        own = {"HOME": objects.HOME, "USER": "agent", "LOGNAME": "agent", **(way.environment if way else {})}
         layer = await kept.sandbox.give(kept.number) if kept is not None else None
         try:
             found = await self._connected()
-            running, environment = await pod.boot(found, self._cluster, image, limits, tuple(mounts), self._run)
+            places = (*mounts, CERTIFICATES) if network.credentials else tuple(mounts)
+            running, environment = await pod.boot(found, self._cluster, image, limits, places, self._run)
             try:
                 await running.begin(
                     limits,
@@ -63,6 +76,7 @@ class PodSandboxes:
                     layer,
                     mounts=tuple(mounts.values()),
                     watched=True,
+                    way=way,
                 )
             except BaseException:
                 await asyncio.shield(running.close())

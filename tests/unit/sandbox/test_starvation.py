@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.sandbox.starvation import LOOK_S, Starvation
+from shared.sandbox.inside.starvation import LOOK_S, Starvation
 
 LIMIT = 1000
 
