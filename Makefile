@@ -14,6 +14,8 @@ RENDERERS := .cache/renderers
 TRL := .cache/trl
 # Sandboxes see this folder as /opt/agents.
 AGENTS := .cache/agents
+# Images of Python set it. Every start would then compile all that it imports: torch alone two seconds of processor time.
+unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
 .PHONY: help setup docs demo test lint format ci nightly servers programs servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \

@@ -26,6 +26,7 @@ PARTS = {
     "most": ["-n", "4", "--dist", "loadfile", "-m", "not nightly and not heavy"],
     "heavy": ["-n", "2", "--dist", "loadfile", "-m", "heavy and not nightly"],  # whole platforms: they compute
 }
+MARKS = ("heavy",)  # parts of a few files: each worker imports all files that it is given
 _FAILED, _NOTHING = 1, 5  # exit codes of pytest
 _ENDED = (0, _FAILED, _NOTHING)  # not: stopped, called wrongly, or not collected
 
@@ -51,6 +52,12 @@ def run(name: str, arguments: Sequence[str]) -> Part:
         return Part(name, code, minutes)
     found = json.loads(file.read_text())
     return Part(name, code, minutes, len(found["seconds"]), found["failed"], found["seconds"])
+
+
+def marked(name: str) -> list[str]:
+    """Return the test files that use the mark of this name; all tests where none does."""
+    files = (str(path) for path in sorted(Path("tests").rglob("test_*.py")) if f"mark.{name}" in path.read_text())
+    return list(files) or ["tests"]
 
 
 def objection(failed: dict[str, Any]) -> str:
@@ -93,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     parts: list[Part] = []
     for number, (name, how) in enumerate(PARTS.items(), 1):
         print(f"tests: part {name} begins, {number} of {len(PARTS)}", flush=True)
-        parts.append(run(name, [*how, "tests", *arguments]))
+        parts.append(run(name, [*how, *(marked(name) if name in MARKS else ["tests"]), *arguments]))
         print(f"tests: part {name}: exit code {parts[-1].code} after {parts[-1].minutes:.1f} min", flush=True)
         if parts[-1].code not in _ENDED:
             break

@@ -242,7 +242,7 @@ class KafkaBus:
         def again(*_: object) -> None:
             self._hand_over(items, finished, until)
 
-        def made(asked: Future[None]) -> None:
+        def made(asked: Future[list[str]]) -> None:
             if error := asked.exception():
                 self._failed(finished, error)
             else:

@@ -1,4 +1,5 @@
 import random
+from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,12 +11,16 @@ from shared.environments.function.edits import apply_edit
 from shared.problems.values import decode, encode
 from shared.renderers.formats.compact_1 import Compact
 
-SOURCES = [source for source in own_functions()[::11] if fits(source)]
+
+@cache
+def sources() -> list[str]:
+    """Some of the project's own functions; not read while tests are collected, which every worker does."""
+    return [source for source in own_functions()[::11] if fits(source)]
 
 
 def test_the_repairs_of_a_denoising_sample_give_the_original_back(compact: Compact) -> None:
     bugs = []
-    for seed, source in enumerate(SOURCES * 3):
+    for seed, source in enumerate(sources() * 3):
         sample = denoising_sample(source, compact, random.Random(seed))
         if sample is None:
             continue
@@ -47,7 +52,7 @@ def _source(ids: list[int], compact: Compact) -> str:
 
 
 def test_a_code_sample_is_the_function_as_it_is(compact: Compact) -> None:
-    for source in SOURCES:
+    for source in sources():
         sample = code_sample(source, compact)
         assert sample is not None
         assert _source(sample.ids[:-1], compact) == source

@@ -23,6 +23,10 @@ AUDITED = "from tests.failures import AuditFailed\ndef test_audited():\n    rais
 CRASHING = "import os\ndef test_crashing():\n    os._exit(3)"
 BROKEN = "def test_broken():\n    assert 1 == 2"
 GOOD = "def test_good(): pass"
+HEAVY = "import pytest\n@pytest.mark.heavy\ndef test_heavy(): pass"
+COUNTED = (
+    "from pathlib import Path\nwith Path('imported').open('a') as file:\n    file.write('x')\ndef test_counted(): pass"
+)
 
 
 def run(folder: Path, workers: int = 1, **files: str) -> tuple[int, str]:
@@ -79,3 +83,10 @@ def test_the_worker_that_replaces_the_only_one_runs_what_is_left(tmp_path: Path)
     code, text = run(tmp_path, crashing=CRASHING, good=GOOD, fine=GOOD)
     assert code != 0, text
     assert "1 failed, 2 passed" in text  # and the test that kills its worker runs once
+
+
+def test_workers_of_heavy_tests_import_only_files_that_have_some(tmp_path: Path) -> None:
+    code, text = run(tmp_path, counted=COUNTED, heavy=HEAVY)
+    assert code == 0, text
+    assert "tests: 2 ended, none failed" in text
+    assert (tmp_path / "imported").read_text() == "x"  # by the worker of the part `most`
