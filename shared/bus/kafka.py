@@ -1,14 +1,12 @@
 """The bus on Kafka (kafka-python), for a cluster.
 
 Invariants
-- Nothing blocks the event loop: the producer has a thread, the administration has one, `ping` has one (`kafka_probe`), and
-  every `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`). The producer's thread never waits for a
-  broker: a publication whose topic is not known yet comes back later, and holds up no other topic's.
+- Nothing blocks the event loop: the producer and the administration run in one executor thread, `ping` in another
+  (`kafka_probe`), and every `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`).
 - The producer is idempotent and waits for all in-sync replicas (acks=all); `publish` returns when they have the message.
   One that failed is replaced.
 - Topics are made as `shared.contracts.topics` declares them; one that has another number of partitions is refused, or
-  keys would change their partitions. One that is deleted under living clients is made again as soon as a broker says so; where
-  we may not make it, each publication and `ping` say why.
+  keys would change their partitions.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -26,12 +23,10 @@ import msgspec
 import structlog
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import OffsetSpec
-from kafka.cluster import ClusterMetadata
 from kafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     KafkaError,
-    KafkaTimeoutError,
     NotCoordinatorError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
@@ -44,7 +39,7 @@ from shared.bus.gone import Gone, count
 from shared.bus.gone import alert as alert_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
-from shared.bus.kafka_clients import Producer, connected, end, gone
+from shared.bus.kafka_clients import Producer, connected, end
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
@@ -61,11 +56,7 @@ CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has faile
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 UNSEEN = (UnknownTopicOrPartitionError.errno, TopicAuthorizationFailedError.errno)  # not there, or not for us
-AGAIN_AFTER_S = (
-    1.0  # between two tries to make a deleted topic, while clients hear ten times a second that it is missing
-)
 T = TypeVar("T")
-Item = tuple[Topic, str, bytes, dict[str, str]]  # topic, key, data, headers
 log = structlog.get_logger()
 
 
@@ -87,12 +78,7 @@ class KafkaBus:
         self.cluster = Cluster.parse(url)
         self._client = client
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}")
-        self._keeper = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}-admin")
-        self._known: dict[str, Topic] = {}  # those that exist as declared, by physical name
-        self._deleted: dict[str, Topic] = {}  # under us, and not made again yet; keeper's thread only
-        self._lacking = ""  # why topics that were deleted are not there; empty: none is missing
-        self._asked_again_at = -math.inf  # monotonic
-        self._waiting: set[Future[None]] = set()  # publications that come back when their topic is known
+        self._known: set[str] = set()  # topics that exist as declared; executor thread only
         self._producer: Producer | None = None
         self._producer_failed = False
         self._admin: KafkaAdminClient | None = None
@@ -111,8 +97,7 @@ class KafkaBus:
                 sending.message(topic, key, message, data, headers)
                 encoded.append((topic, key, data, headers))
             if encoded:
-                self._refuse_if_closed()
-                await asyncio.wrap_future(self.send(encoded))
+                await asyncio.wrap_future(await self._in_thread(lambda: self.send(encoded)))
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         self._refuse_if_closed()
@@ -133,10 +118,7 @@ class KafkaBus:
         until = time.monotonic() + COORDINATOR_WITHIN_S
         while True:
             try:
-                self._refuse_if_closed()
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._keeper, lambda: self._ask(lambda: self._standing(topics, group))
-                )
+                return await self._in_thread(lambda: self._standing(topics, group))
             except _AskAgain:
                 if time.monotonic() > until:
                     raise
@@ -145,9 +127,8 @@ class KafkaBus:
     async def ping(self) -> None:
         self._refuse_if_closed()
         await self._probe.ping()
-        troubles = [reader.trouble for reader in self._readers if reader.alive and reader.trouble]
-        if told := "; ".join(filter(None, [self._lacking, *troubles])):
-            raise BusUnavailable(f"{self.cluster}: {told}")
+        if troubles := [reader.trouble for reader in self._readers if reader.alive and reader.trouble]:
+            raise BusUnavailable(f"{self.cluster}: {'; '.join(troubles)}")
 
     async def close(self) -> None:
         if self._closed:
@@ -159,11 +140,7 @@ class KafkaBus:
         for reader in self._readers:
             await asyncio.to_thread(reader.join)
         await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
-        await asyncio.get_running_loop().run_in_executor(self._keeper, self._drop_admin)
         self._executor.shutdown(wait=False)
-        self._keeper.shutdown(wait=False)
-        for waits in list(self._waiting):
-            self._failed(waits, BusUnavailable("the bus of this process is closed"))
 
     async def _flushed(self, reader: Reader) -> None:
         try:
@@ -177,7 +154,7 @@ class KafkaBus:
 
     def ensure(self, topics: Sequence[Topic]) -> None:
         """Makes topics that are not there. For reading threads."""
-        self._keeper.submit(self._ask, lambda: self._ensure(topics)).result()
+        self._executor.submit(self._ensure, topics).result()
 
     def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
         """Durable when it returns. For reading threads."""
@@ -192,7 +169,7 @@ class KafkaBus:
                 key=key,
                 reason=headers["dead-letter-reason"],
             )
-        self.send(letters).result()
+        self._executor.submit(self.send, letters).result().result()
 
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Counts records that no longer exist; of a group's, an alert is durable when it returns. For reading threads."""
@@ -202,75 +179,13 @@ class KafkaBus:
         alert = alert_of(group, found)
         data, headers = codec.encode(ALERTS, alert)
         try:
-            self.send([(ALERTS, alert.run, data, headers)]).result()
+            self._executor.submit(self.send, [(ALERTS, alert.run, data, headers)]).result().result()
         except BusUnavailable as error:  # one who may not write alerts reads on: the metric has counted
             log.error("bus.alert_not_written", alert=alert.name, what=alert.what, error=str(error))
 
-    def missed(self, cluster: ClusterMetadata) -> None:
-        """For clients' I/O threads, whenever they hear of the cluster: topics that were there and are not any more are made
-        again, or `ping` says why they are not."""
-        names = {name for name in gone(cluster) if name in self._known}
-        if not names and not self._lacking:
-            return
-        with contextlib.suppress(RuntimeError):  # closed
-            self._keeper.submit(self._make_again, names)
-
-    def send(self, items: Sequence[Item]) -> Future[None]:
-        """The future ends when all are durable, or with why not: BusUnavailable, or what no producer can take."""
+    def send(self, items: list[tuple[Topic, str, bytes, dict[str, str]]]) -> Future[None]:
+        """In the executor thread. The future ends when all are durable, or with BusUnavailable."""
         finished: Future[None] = Future()
-        self._hand_over(items, finished, time.monotonic() + PUBLISH_WITHIN_MS / 1000)
-        return finished
-
-    def _hand_over(self, items: Sequence[Item], finished: Future[None], until: float) -> None:
-        try:
-            self._executor.submit(self._send, items, finished, until)
-        except RuntimeError:
-            self._failed(finished, BusUnavailable("the bus of this process is closed"))
-
-    def _failed(self, finished: Future[None], error: BaseException) -> None:
-        self._waiting.discard(finished)
-        with contextlib.suppress(InvalidStateError):  # only the first failure is told
-            finished.set_exception(_unavailable(self.cluster, error) if isinstance(error, KafkaError) else error)
-
-    # In the producer's thread, which never waits for a broker.
-
-    def _send(self, items: Sequence[Item], finished: Future[None], until: float) -> None:
-        """Hands the messages to the producer, or comes back when their topics are known."""
-        self._waiting.discard(finished)
-        topics = {self.cluster.physical(item[0].name): item[0] for item in items}
-
-        def again(*_: object) -> None:
-            self._hand_over(items, finished, until)
-
-        def made(asked: Future[list[str]]) -> None:
-            if error := asked.exception():
-                self._failed(finished, error)
-            else:
-                again()
-
-        try:
-            if unknown := [topic for name, topic in topics.items() if name not in self._known]:
-                self._waiting.add(finished)
-                self._keeper.submit(self._ask, lambda: self._ensure(unknown)).add_done_callback(made)
-                return
-            producer = self._open_producer()
-            if unheard := [name for name, topic in topics.items() if not producer.knows(name, topic.partitions)]:
-                if time.monotonic() > until:
-                    for name in unheard:
-                        self._known.pop(name, None)  # the next publication looks at it again
-                    raise KafkaTimeoutError(
-                        f"no broker has told of {', '.join(unheard)} within {PUBLISH_WITHIN_MS // 1000} s"
-                    )
-                self._waiting.add(finished)
-                producer.learn(unheard).add_both(again)
-                return
-            self._put(producer, items, finished)
-        except BaseException as error:
-            if isinstance(error, KafkaError):
-                self._producer_failed = True
-            self._failed(finished, error)
-
-    def _put(self, producer: Producer, items: Sequence[Item], finished: Future[None]) -> None:
         durable, last = itertools.count(1), len(items)  # a count needs no lock: `next` is one step of the interpreter
 
         def one_is_durable(_: object) -> None:
@@ -279,20 +194,31 @@ class KafkaBus:
 
         def one_failed(error: BaseException) -> None:  # the count never gets to the last then
             self._producer_failed = True
-            self._failed(finished, error)
+            with contextlib.suppress(InvalidStateError):  # only the first failure is told
+                finished.set_exception(_unavailable(self.cluster, error))
 
-        physical = {item[0].name: self.cluster.physical(item[0].name) for item in items}
         try:
-            for number, (topic, text, data, headers) in enumerate(items, 1):
-                key = text.encode()
-                pairs = [(name, value.encode()) for name, value in headers.items()]
-                sent = producer.put(physical[topic.name], partition_of(key, topic.partitions), key, data, pairs)
-                sent.add_callback(one_is_durable)
-                sent.add_errback(one_failed)
-                if number % WAKE_EVERY == 0:
-                    producer.wake()
-        finally:
-            producer.wake()  # what was handed over goes, also where a later one cannot
+            topics = {item[0].name: item[0] for item in items}
+            self._ensure(list(topics.values()))
+            physical = {name: self.cluster.physical(name) for name in topics}
+            producer = self._open_producer()
+            try:
+                for number, (topic, text, data, headers) in enumerate(items, 1):
+                    key = text.encode()
+                    pairs = [(name, value.encode()) for name, value in headers.items()]
+                    sent = producer.put(physical[topic.name], partition_of(key, topic.partitions), key, data, pairs)
+                    sent.add_callback(one_is_durable)
+                    sent.add_errback(one_failed)
+                    if number % WAKE_EVERY == 0:
+                        producer.wake()
+            finally:
+                producer.wake()  # what was handed over goes, also where a later one cannot
+        except KafkaError as error:
+            self._drop_admin()
+            one_failed(error)
+        return finished
+
+    # In the executor thread.
 
     def _options(self) -> dict[str, Any]:
         return {**self.cluster.options(), "client_id": self._client}
@@ -316,26 +242,18 @@ class KafkaBus:
                 max_block_ms=PUBLISH_WITHIN_MS,
                 allow_auto_create_topics=False,
             )
-            self._producer.heed(self.missed)
         return self._producer
-
-    def _close(self) -> None:
-        if self._producer is not None:
-            end(self._producer, PUBLISH_WITHIN_MS / 1000)
-
-    # In the keeper's thread.
 
     def _open_admin(self) -> KafkaAdminClient:
         if self._admin is None:
             self._admin = connected(KafkaAdminClient, **self._options())
         return self._admin
 
-    def _ensure(self, topics: Sequence[Topic]) -> list[str]:
-        """Returns the physical names of those that had to be made."""
+    def _ensure(self, topics: Sequence[Topic]) -> None:
         names = {self.cluster.physical(topic.name): topic for topic in topics}
         wanted = {name: topic for name, topic in names.items() if name not in self._known}
         if not wanted:
-            return []
+            return
         admin = self._open_admin()
         unseen = [found["name"] for found in admin.describe_topics(list(wanted)) if found["error_code"] in UNSEEN]
         if unseen:  # to ask for one that is there is refused, too, where we may use topics and make none
@@ -355,23 +273,6 @@ class KafkaBus:
                     "move it to a topic of the declared size; keys would change their partitions"
                 )
         self._known.update(wanted)
-        return unseen
-
-    def _make_again(self, names: set[str]) -> None:
-        """Makes topics that were deleted under living clients. Those we may not make stay unknown, so that each publication to
-        one says why."""
-        topics = {name: self._known.pop(name) for name in names if name in self._known}
-        self._deleted |= topics
-        if not self._deleted or (not topics and time.monotonic() < self._asked_again_at + AGAIN_AFTER_S):
-            return
-        self._asked_again_at = time.monotonic()
-        try:
-            if made := self._ask(lambda: self._ensure(list(self._deleted.values()))):
-                log.error("bus.topics_made_again", topics=sorted(made), client=self._client)
-            self._deleted, self._lacking = {}, ""
-        except (KafkaError, BusUnavailable) as error:
-            self._lacking = f"{', '.join(sorted(self._deleted))} deleted, and not made again: {error}"
-            log.error("bus.topics_not_made_again", topics=sorted(self._deleted), error=str(error))
 
     def _standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
         self._ensure(topics)
@@ -395,12 +296,17 @@ class KafkaBus:
         if admin:
             admin.close()
 
-    def _ask(self, function: Callable[[], T]) -> T:
-        """Raises BusUnavailable."""
+    def _close(self) -> None:
+        if self._producer is not None:
+            end(self._producer, PUBLISH_WITHIN_MS / 1000)
+        self._drop_admin()
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        self._refuse_if_closed()
         try:
-            return function()
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
         except KafkaError as error:
-            self._drop_admin()
+            self._executor.submit(self._drop_admin)
             raise _unavailable(self.cluster, error) from None
 
     def _refuse_if_closed(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.cluster import ClusterMetadata
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
@@ -53,30 +52,11 @@ def end(producer: KafkaProducer, within_s: float) -> None:
         producer._closed = True
 
 
-def gone(cluster: ClusterMetadata) -> set[str]:
-    """Topics that a client asked for, and the brokers do not have. Not those that it may not see."""
-    return cluster._topics - cluster._partitions.keys() - cluster.unauthorized_topics
-
-
 class Producer(KafkaProducer):
-    def heed(self, listener: Callable[[ClusterMetadata], None]) -> None:
-        """`listener` is called, in the I/O thread, whenever metadata comes."""
-        self._metadata.add_listener(listener)
-
-    def knows(self, topic: str, partitions: int) -> bool:
-        return len(self._metadata._partitions.get(topic, ())) >= partitions
-
-    def learn(self, topics: Iterable[str]) -> Any:
-        """Return a kafka future that ends when the next metadata came."""
-        for topic in topics:
-            self._sender.add_topic(topic)
-        asked = self._metadata.request_update()
-        self.wake()
-        return asked
-
     def put(self, topic: str, partition: int, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> Any:
-        """`send` without its questions: what is sent here has a partition that was known a moment ago, and is bytes. It waits for
-        no broker, and wakes nobody: `wake` follows."""
+        """`send` without its questions: what is sent here has a partition and is bytes. Nobody is woken: `wake` follows."""
+        if partition not in self._metadata._partitions.get(topic, ()):  # not known yet, or not any more
+            return self.send(topic, value=value, key=key, headers=headers, partition=partition)
         self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, headers))
         return self._accumulator.append(TopicPartition(topic, partition), None, key, value, headers)[0]
 
@@ -107,10 +87,6 @@ class Consumer(KafkaConsumer):
         )
         consumer._fetcher.PartitionRecords = Records
         return consumer
-
-    def heed(self, listener: Callable[[ClusterMetadata], None]) -> None:
-        """`listener` is called, in the I/O thread, whenever metadata comes."""
-        self._cluster.add_listener(listener)
 
     def hold_fetches(self, milliseconds: int) -> None:
         """From the next one on, instead of FETCH_MS. What comes is fetched at once however long they are held."""

@@ -26,7 +26,6 @@ from typing import Protocol
 
 import structlog
 from kafka import TopicPartition
-from kafka.cluster import ClusterMetadata
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.errors import (
     CommitFailedError,
@@ -73,9 +72,6 @@ class Writer(Protocol):
 
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Says that records no longer exist."""
-
-    def missed(self, cluster: ClusterMetadata) -> None:
-        """Makes topics again that were deleted. Does not block."""
 
 
 class Reader(AsyncConsumerRebalanceListener):
@@ -185,7 +181,6 @@ class Reader(AsyncConsumerRebalanceListener):
         self._bus.ensure(list(self._topics.values()))
         consumer = Consumer.open(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
-        consumer.heed(self._bus.missed)
         if self.group is None:
             self._next.clear()  # all is read again
         try:

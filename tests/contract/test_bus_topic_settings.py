@@ -1,15 +1,12 @@
-"""A topic that an operator changed or deleted on a living cluster: all goes on, or the cause and the way out are named."""
+"""Settings of a topic that an operator changed on a living cluster: all is read, or the cause and the way out are named."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import uuid
 
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
-from kafka.errors import TopicAuthorizationFailedError
 
 from shared.bus import BusUnavailable, kafka_batches
 from shared.bus.kafka_admin import reach
@@ -98,87 +95,5 @@ def test_the_doctor_names_what_stops_a_topic_and_what_may_lose_records(world, go
         monkeypatch.setitem(kafka_batches.READS, "snappy", lambda: False)
         with pytest.raises(BusUnavailable, match=r"alerts: compression\.type snappy: .*etude\[kafka\]"):
             reach(world.url)
-
-    go(scenario)
-
-
-def delete(world: World, topic: Topic) -> None:
-    cluster = Cluster.parse(world.url)
-    admin = KafkaAdminClient(**cluster.options())
-    try:
-        admin.delete_topics([cluster.physical(topic.name)])
-    finally:
-        admin.close()
-
-
-def test_a_topic_that_is_deleted_under_living_clients_is_made_again(world, go):
-    async def scenario() -> None:
-        bus = world.open()
-        reading = bus.deliveries([world.topic], world.group, 10)
-        await bus.publish(world.topic, "k", alert("before"))
-        (before,) = await take(reading, 1)
-        before.done()
-        for n in range(2):
-            delete(world, world.topic)
-            await bus.publish(world.topic, "k", alert(n))
-            (got,) = await take(reading, 1)
-            assert texts([got]) == [str(n)]
-            got.done()
-        await bus.ping()
-
-    go(scenario)
-
-
-def test_a_publication_that_waits_for_its_topic_holds_up_no_other_topic(world, go, monkeypatch):
-    async def scenario() -> None:
-        bus = world.open()
-        slow = Topic("slow", (Alert,), partitions=1)
-        await bus.publish(world.topic, "k", alert("the topic is there"))
-        ensure, go_on = bus._ensure, threading.Event()
-
-        def waits(topics: list[Topic]) -> list[str]:
-            go_on.wait()
-            return ensure(topics)
-
-        monkeypatch.setattr(bus, "_ensure", waits)
-        held = asyncio.create_task(bus.publish(slow, "k", alert("late")))
-        try:
-            await bus.publish(world.topic, "k", alert("at once"))
-            assert not held.done()
-        finally:
-            go_on.set()
-        await held
-
-    go(scenario)
-
-
-def test_where_a_deleted_topic_may_not_be_made_ping_and_publications_say_why_until_it_is_there(world, go, monkeypatch):
-    def refused(*_: object) -> None:
-        raise TopicAuthorizationFailedError(["settings"])
-
-    async def says(bus, words: str) -> bool:
-        try:
-            await bus.ping()
-        except BusUnavailable as error:
-            return words in str(error)
-        return False
-
-    async def scenario() -> None:
-        bus = world.open()
-        reading = bus.deliveries([world.topic], world.group, 10)
-        await bus.publish(world.topic, "k", alert("before"))
-        await take(reading, 1)
-        with monkeypatch.context() as patched:
-            patched.setattr("shared.bus.kafka.make", refused)
-            delete(world, world.topic)
-            await eventually(lambda: says(bus, "settings deleted, and not made again"), "ping to name the topic")
-            with pytest.raises(BusUnavailable, match="etude topics apply"):
-                await bus.publish(world.topic, "k", alert("refused"))
-        await bus.publish(world.topic, "k", alert("taken"))
-
-        async def content() -> bool:
-            return not await says(bus, "settings")
-
-        await eventually(content, "ping to have nothing to say")
 
     go(scenario)

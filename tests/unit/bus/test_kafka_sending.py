@@ -39,9 +39,6 @@ class Producer:
         self.done.append(Sent())
         return self.done[-1]
 
-    def knows(self, topic: str, partitions: int) -> bool:
-        return True
-
     def wake(self) -> None:
         self.done.append("wake")
 
@@ -52,11 +49,9 @@ class Producer:
 
 def sending(producer: Producer, count: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     bus = KafkaBus("kafka://127.0.0.1:9", client="test")
-    bus._known[TOPIC.name] = TOPIC
+    monkeypatch.setattr(bus, "_ensure", lambda topics: None)
     monkeypatch.setattr(bus, "_open_producer", lambda: producer)
-    finished = bus.send([(TOPIC, str(i), b"{}", {"h": "v"}) for i in range(count)])
-    bus._executor.submit(str).result()  # it was handed over
-    return finished
+    return bus.send([(TOPIC, str(i), b"{}", {"h": "v"}) for i in range(count)])
 
 
 @pytest.mark.parametrize("count", [1, WAKE_EVERY - 1, WAKE_EVERY, 3 * WAKE_EVERY + 1])
@@ -82,5 +77,5 @@ def test_what_was_handed_over_goes_where_a_later_one_cannot(monkeypatch: pytest.
 
     producer = Producer(fails=2, error=UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no text"))
     with pytest.raises(UnicodeEncodeError):
-        sending(producer, 9, monkeypatch).result(0)
+        sending(producer, 9, monkeypatch)
     assert (len(producer.sent), producer.done[-1]) == (2, "wake")
