@@ -56,7 +56,7 @@ def test_a_problem_is_checked_in_the_base_that_it_names(tmp_path: Path) -> None:
     assert [one["outcome"] for one in json.loads(found.stdout)] == ["admitted"]
 
 
-@pytest.mark.parametrize("command", [["check", "--json"], ["import", "--out", "pack"]])
+@pytest.mark.parametrize("command", [["check", "--json"], ["import", "--out", "pack", "--split", "rl"]])
 def test_a_base_that_does_not_exist_is_named(tmp_path: Path, command: list[str]) -> None:
     found = CliRunner().invoke(app, [*command, str(written(tmp_path, "base:none"))])
     assert found.exit_code in (1, 2), found.output

@@ -233,12 +233,12 @@ def test_a_worker_that_is_told_to_leave_saves_what_it_holds(
                 await reconciler.ask_again()
                 process = start(p, 1)
                 await eventually(lambda: len(reconciler.finished) == 4, seconds=SECONDS)
+                await eventually(  # while the worker lives: it removes them after it has said that an attempt ended
+                    lambda: not [key for key in p.objects.list(f"runs/{RUN}/attempts/") if "/checkpoint/" in key]
+                )
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-            await eventually(
-                lambda: not [key for key in p.objects.list(f"runs/{RUN}/attempts/") if "/checkpoint/" in key]
-            )
             listening.cancel()
 
     run(scenario)

@@ -191,7 +191,7 @@ def test_a_file_that_names_an_environment_becomes_admitted_problems(
     file.write_text('environment = "asking"\nfirst = 3\nsolved_at = 0.5\n[arguments]\nturns = 2\n')
     found = own.from_source("verifiers", file, None)
     assert [row.problem.prompt for row in found.rows] == ["What is 3 + 1?", "What is 4 + 1?"]
-    fitting = own.checked(file, found.lines, lambda: renderer(tmp_path / "chat"), False, "bubblewrap")
+    fitting = own.checked(file, found.lines, lambda: renderer(tmp_path / "chat"), False, "bubblewrap", len)
     assert [(problem.id, hidden.solved_at) for problem, hidden in fitting.pairs] == [
         ("asking-train-3", 0.5),
         ("asking-train-4", 0.5),

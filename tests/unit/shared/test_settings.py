@@ -187,7 +187,8 @@ def test_the_settings_of_all_services_are_checked_together_and_each_slip_told_on
 def test_a_word_of_etude_that_is_no_setting_is_taken_for_none() -> None:
     """Variables of compose, of tests and of images stand in the same environment."""
     root = Path(__file__).parents[3]
-    files = [p for d in ("infra", "tests", "etude", "shared", "services") for p in (root / d).rglob("*") if p.is_file()]
+    found = [p for d in ("infra", "tests", "etude", "shared", "services") for p in (root / d).rglob("*") if p.is_file()]
+    files = [p for p in found if "__pycache__" not in p.parts]
     texts = [
         p.read_bytes().decode(errors="ignore") for p in [*files, root / "docker-compose.yml"] if p != Path(__file__)
     ]
