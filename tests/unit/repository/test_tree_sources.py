@@ -50,7 +50,7 @@ def test_a_commit_that_a_shallow_clone_lacks_is_refused_with_how_to_get_it(
             tree_at(tmp_path / name, first)
     with pytest.raises(TreeError) as refused:
         tree_at(folder, "0" * 40)
-    assert "shallow" not in str(refused.value)
+    assert "--unshallow" not in str(refused.value)
 
 
 def test_a_bundle_that_builds_on_other_commits_is_refused_with_their_names(
