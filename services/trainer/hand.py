@@ -32,10 +32,12 @@ class Hand:
         self._waiting: dict[str, GroupReady] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._groups: dict[str, LoadedGroup | None] = {}  # None: on its way
+        self._taken: frozenset[str] = frozenset()  # by the last `take`
         self.changed = asyncio.Event()
 
     def __contains__(self, group: str) -> bool:
-        return group in self._groups or group in self._waiting
+        """Whether a second announcement of the group is too many: it waits, is here, or trains in the step under way."""
+        return group in self._groups or group in self._waiting or group in self._taken
 
     def __len__(self) -> int:
         """Groups that are here."""
@@ -81,13 +83,18 @@ class Hand:
 
     def take(self, count: int) -> list[LoadedGroup] | None:
         """The first `count` groups, or None while the first `count` are not all here: order is kept, so that what is
-        trained does not depend on which fetch was faster."""
+        trained does not depend on which fetch was faster.
+
+        Whoever calls it has ended the step before: the groups of that step are known by what became of them, not by this hand.
+        """
+        self._taken = frozenset()
         names = list(self._groups)[:count]
         groups = [self._groups[name] for name in names]
         if len(names) < count or any(group is None for group in groups):
             return None
         for name in names:
             del self._groups[name]
+        self._taken = frozenset(names)
         self._fill()
         return [group for group in groups if group is not None]
 

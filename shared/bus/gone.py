@@ -1,4 +1,5 @@
-"""Records that no longer exist although a reader had not acknowledged them: retention deleted them while it was away.
+"""Records that no longer exist although a reader had not acknowledged them: retention deleted them while it was away, or
+somebody deleted their topic.
 
 Both adapters look for them when a member gets a partition and while it reads. A metric and a log line count them for every
 reader; for a group an alert goes to every run that is not over, and the scheduler records it in their ledgers.
@@ -63,6 +64,15 @@ def alert(group: str, found: Sequence[Gone]) -> Alert:
     )
     rows = [f"{one.topic}/{one.partition}: {one.count} records, offsets {one.first} to {one.last}" for one in found]
     return Alert(run=EVERY_RUN, name=RECORDS_GONE, severity="critical", what=what, examples=rows[:EXAMPLES])
+
+
+def alert_of_deleted(group: str, topics: Sequence[str]) -> Alert:
+    """Return the alert about topics that were deleted, and made again, while the group read them."""
+    what = (
+        f"{', '.join(topics)}: deleted and made again. What group {group!r} had not acknowledged no longer exists; how much it was "
+        "cannot be told. Way out: `etude ledger audit` names what a run lacks; nobody may delete topics of a run that goes on"
+    )
+    return Alert(run=EVERY_RUN, name=RECORDS_GONE, severity="critical", what=what, examples=list(topics[:EXAMPLES]))
 
 
 def missing(position: int, first: int, finished: Sequence[int]) -> tuple[int, int, int] | None:

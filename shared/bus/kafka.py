@@ -5,6 +5,7 @@ Invariants
   (`kafka_probe`), and every `deliveries()` has a reading thread with a consumer of its own (`kafka_reader`).
 - The producer is idempotent and waits for all in-sync replicas (acks=all); `publish` returns when they have the message.
   One that failed is replaced.
+- A topic that somebody deleted is made again: what is published to it meanwhile waits for that, and nothing else does.
 - Topics are made as `shared.contracts.topics` declares them; one that has another number of partitions is refused, or
   keys would change their partitions.
 """
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ from kafka.errors import (
 from shared import telemetry_spans
 from shared.bus import BusUnavailable, Standing, dead_letters
 from shared.bus.assignment import partition_of
-from shared.bus.gone import Gone, count
+from shared.bus.gone import Gone, alert_of_deleted, count
 from shared.bus.gone import alert as alert_of
 from shared.bus.inbox import Deliveries, Received
 from shared.bus.kafka_admin import READY_WITHIN_MS, make
@@ -47,10 +48,12 @@ from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
 from shared.bus.kafka_records import LEAST_LETTER_BYTES, LETTER_BYTES, letter
 from shared.contracts import codec
+from shared.contracts.messages import Alert
 from shared.contracts.topics import ALERTS, Topic
 
 PUBLISH_WITHIN_MS = 30_000
 COORDINATOR_WITHIN_S, AGAIN_S = 15.0, 0.2  # a fresh broker's first group has no coordinator for some seconds
+LOOK_EVERY_S = 1.0  # while a message is on its way: whether its topic is still there
 FLUSH_WITHIN_S = 3.0  # of commits, when somebody asks for a lag: longer than any that the broker answers at once
 # Messages that are handed over before the sender is woken: that is a system call, and takes the interpreter from us.
 WAKE_EVERY = 64
@@ -109,7 +112,25 @@ class KafkaBus:
                 sending.message(topic, key, message, data, headers)
                 encoded.append((topic, key, data, headers))
             if encoded:
-                await asyncio.wrap_future(await self._in_thread(lambda: self.send(encoded)))
+                await self._durable(await self._in_thread(lambda: self.send(encoded)), [item[0] for item in encoded])
+
+    async def _durable(self, sent: Future[None], topics: Sequence[Topic]) -> None:
+        """Wait until `send` is done; make their topics again meanwhile, should somebody have deleted them."""
+        done = asyncio.wrap_future(sent)
+        try:
+            while not (await asyncio.wait([done], timeout=LOOK_EVERY_S))[0]:
+                await self._in_thread(lambda: self._make_again(topics))
+        finally:
+            done.cancel()  # nothing, where it has ended
+        done.result()
+
+    def _durable_in_thread(self, sent: Future[None], topics: Sequence[Topic]) -> None:
+        """The same for reading threads."""
+        while True:
+            try:
+                return sent.result(LOOK_EVERY_S)
+            except TimeoutError:
+                self._executor.submit(self._make_again, topics).result()
 
     def deliveries(self, topics: Sequence[Topic], group: str | None, max_in_flight: int) -> Deliveries:
         self._refuse_if_closed()
@@ -165,8 +186,8 @@ class KafkaBus:
             ) from None
 
     def ensure(self, topics: Sequence[Topic]) -> None:
-        """Makes topics that are not there. For reading threads."""
-        self._executor.submit(self._ensure, topics).result()
+        """Makes topics that are not there, also those that were there before. For reading threads."""
+        self._executor.submit(self._ensure_anew, topics).result()
 
     def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
         """Durable when it returns. For reading threads."""
@@ -183,7 +204,7 @@ class KafkaBus:
             )
         for (item, reason), letter_sent in zip(items, sent, strict=True):
             try:
-                letter_sent.result()
+                self._durable_in_thread(letter_sent, [dead_letters(item.topic)])
             except _TooLarge:
                 self._bury_less(item, reason, group)
 
@@ -192,7 +213,8 @@ class KafkaBus:
         name = item.topic.dead_letter
         while True:
             try:
-                return self._executor.submit(self.send, [self._letter(item, reason, group)]).result().result()
+                sent = self._executor.submit(self.send, [self._letter(item, reason, group)]).result()
+                return self._durable_in_thread(sent, [dead_letters(item.topic)])
             except _TooLarge:
                 most = self._takes.get(name, LETTER_BYTES) // 2
                 if most < LEAST_LETTER_BYTES:
@@ -207,12 +229,19 @@ class KafkaBus:
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Counts records that no longer exist; of a group's, an alert is durable when it returns. For reading threads."""
         count(group, found)
-        if group is None:
-            return
-        alert = alert_of(group, found)
+        if group is not None:
+            self._say(alert_of(group, found))
+
+    def deleted(self, group: str | None, topics: Sequence[str]) -> None:
+        """Of a group's topics an alert is durable when it returns. For reading threads."""
+        if group is not None:
+            self._say(alert_of_deleted(group, topics))
+
+    def _say(self, alert: Alert) -> None:
         data, headers = codec.encode(ALERTS, alert)
         try:
-            self._executor.submit(self.send, [(ALERTS, alert.run, data, headers)]).result().result()
+            sent = self._executor.submit(self.send, [(ALERTS, alert.run, data, headers)]).result()
+            self._durable_in_thread(sent, [ALERTS])
         except BusUnavailable as error:  # one who may not write alerts reads on: the metric has counted
             log.error("bus.alert_not_written", alert=alert.name, what=alert.what, error=str(error))
 
@@ -232,9 +261,10 @@ class KafkaBus:
 
         try:
             topics = {item[0].name: item[0] for item in items}
-            self._ensure(list(topics.values()))
+            looked_at = self._ensure(list(topics.values()))
             physical = {name: self.cluster.physical(name) for name in topics}
             producer = self._open_producer()
+            self._make_again([topic for name, topic in topics.items() if physical[name] not in looked_at])
             try:
                 for number, (topic, text, data, headers) in enumerate(items, 1):
                     key = text.encode()
@@ -282,11 +312,22 @@ class KafkaBus:
             self._admin = connected(KafkaAdminClient, **self._options())
         return self._admin
 
-    def _ensure(self, topics: Sequence[Topic]) -> None:
+    def _make_again(self, topics: Sequence[Topic]) -> None:
+        """Make topics that were there, and of which the producer has heard that they are no more."""
+        producer = self._producer
+        if producer is not None and not self._producer_failed:
+            self._ensure_anew([one for one in topics if not producer.knows(self.cluster.physical(one.name))])
+
+    def _ensure_anew(self, topics: Sequence[Topic]) -> None:
+        self._known.difference_update(self.cluster.physical(topic.name) for topic in topics)
+        self._ensure(topics)
+
+    def _ensure(self, topics: Sequence[Topic]) -> Collection[str]:
+        """Make topics that are not there. Return the physical names of those that were looked at: they were not known before."""
         names = {self.cluster.physical(topic.name): topic for topic in topics}
         wanted = {name: topic for name, topic in names.items() if name not in self._known}
         if not wanted:
-            return
+            return ()
         admin = self._open_admin()
         unseen = [found["name"] for found in admin.describe_topics(list(wanted)) if found["error_code"] in UNSEEN]
         if unseen:  # to ask for one that is there is refused, too, where we may use topics and make none
@@ -306,6 +347,7 @@ class KafkaBus:
                     "move it to a topic of the declared size; keys would change their partitions"
                 )
         self._known.update(wanted)
+        return wanted
 
     def _standing(self, topics: Sequence[Topic], group: str) -> dict[tuple[str, int], Standing]:
         self._ensure(topics)
@@ -340,6 +382,8 @@ class KafkaBus:
             return await asyncio.get_running_loop().run_in_executor(self._executor, function)
         except KafkaError as error:
             self._executor.submit(self._drop_admin)
+            if isinstance(error, UnknownTopicOrPartitionError):  # deleted: made again when it is asked for again
+                self._executor.submit(self._known.clear)
             raise _unavailable(self.cluster, error) from None
 
     def _refuse_if_closed(self) -> None:

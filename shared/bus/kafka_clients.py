@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
+from uuid import UUID
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
@@ -60,6 +61,10 @@ class Producer(KafkaProducer):
         self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, headers))
         return self._accumulator.append(TopicPartition(topic, partition), None, key, value, headers)[0]
 
+    def knows(self, topic: str) -> bool:
+        """Whether its metadata has the topic. A deleted one is missing once a message could not be sent to it, or after minutes."""
+        return bool(self._metadata._partitions.get(topic))
+
     def wake(self) -> None:
         """The sender looks at what there is to send."""
         self._sender.wakeup()
@@ -91,6 +96,11 @@ class Consumer(KafkaConsumer):
     def hold_fetches(self, milliseconds: int) -> None:
         """From the next one on, instead of FETCH_MS. What comes is fetched at once however long they are held."""
         self._fetcher.config["fetch_max_wait_ms"] = milliseconds
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, UUID]:
+        """Return the ids of the topics that its metadata has. One that was deleted and made again has a new id."""
+        found = {name: self._cluster.topic_id(name) for name in topics}
+        return {name: topic_id for name, topic_id in found.items() if topic_id is not None and topic_id.int}
 
     def joining(self) -> bool:
         """A poll began a join and did not see its end. No commits are taken, and no heartbeats are sent."""

@@ -10,6 +10,8 @@ Invariants
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
+- A topic that was deleted and made again is another log: it is read from its beginning, and no position of the old log is
+  committed to it.
 - A message is buried by the owner of its partition alone. Its dead letter and its position are two writes: where the partition
   is lost, or the process dies, between them, the next owner writes a second letter (of the same `dead-letter-source`).
 """
@@ -23,6 +25,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
+from uuid import UUID
 
 import structlog
 from kafka import TopicPartition
@@ -73,6 +76,9 @@ class Writer(Protocol):
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Says that records no longer exist."""
 
+    def deleted(self, group: str | None, topics: Sequence[str]) -> None:
+        """Says that topics were deleted, and made again, while they were read."""
+
 
 class Reader(AsyncConsumerRebalanceListener):
     """One consumer in one thread, from `deliveries()` to the end of its iterator.
@@ -93,6 +99,7 @@ class Reader(AsyncConsumerRebalanceListener):
         self._known: dict[TopicPartition, OffsetAndMetadata] = {}  # as earlier owners committed
         self._next: dict[TopicPartition, int] = {}  # offsets that the log should give next, where we know them
         self._fresh: set[TopicPartition] = set()  # assigned, and not yet asked what of them exists
+        self._ids: dict[str, UUID] = {}  # of the topics that were read last, by their physical names
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused = False
@@ -213,6 +220,7 @@ class Reader(AsyncConsumerRebalanceListener):
             (consumer.pause if full else consumer.resume)(*consumer.assignment())
         if room > 0 or full:
             records = consumer.poll(timeout_ms=0 if full else self._pace(), max_records=max(1, room))
+            records = self._begin_again(consumer, records)
             self._look_for_gone(consumer, records)
             self._take(records)
             self._reads(bool(records), bool(consumer.assignment()))
@@ -261,6 +269,37 @@ class Reader(AsyncConsumerRebalanceListener):
         idle = now - self._busy_at > IDLE_AFTER_S
         self._consumer.hold_fetches(IDLE_FETCH_MS if idle else FETCH_MS)
         return IDLE_POLL_MS if idle else POLL_MS
+
+    def _made_again(self) -> set[str]:
+        """Return the topics that were deleted and made again since they were read."""
+        with self._lock:
+            ids = self._consumer.topic_ids(self._topics)
+            return {name for name, topic_id in ids.items() if self._ids.setdefault(name, topic_id) != topic_id}
+
+    def _begin_again(
+        self, consumer: Consumer, records: dict[TopicPartition, list[Record]]
+    ) -> dict[TopicPartition, list[Record]]:
+        """Go to the beginning of every topic that was made again. Return the records of the others."""
+        again = self._made_again()
+        # A client that asks by names alone may read the new log before it hears of its id: offsets then go back.
+        again |= {p.topic for p, found in records.items() if found[0].offset < self._next.get(p, 0)}
+        if not again:
+            return records
+        names = sorted(self._topics[name].name for name in again)
+        log.error("bus.topic_made_again", topics=names, group=self.group)
+        partitions = [partition for partition in consumer.assignment() if partition.topic in again]
+        self._lose(partitions)
+        with self._lock:
+            self._ids.update(consumer.topic_ids(again))
+            self._fresh.update(partitions)
+        if partitions:
+            consumer.seek_to_beginning(*partitions)
+        if self._past is not None:  # what was there at the start is no more
+            self._past = {partition: end for partition, end in self._past.items() if partition.topic not in again}
+            if not self._past:
+                self.inbox.past_read()
+        self._bus.deleted(self.group, names)
+        return {partition: found for partition, found in records.items() if partition.topic not in again}
 
     def _look_for_gone(self, consumer: Consumer, records: dict[TopicPartition, list[Record]]) -> None:
         """Says how many records retention deleted before we read them: those between a position and the oldest record that
@@ -355,8 +394,11 @@ class Reader(AsyncConsumerRebalanceListener):
         if self.group is None:
             return {}
         with self._lock:
-            found = {}
+            found: dict[TopicPartition, OffsetAndMetadata] = {}
+            again = self._made_again() if self._leases else set()
             for partition in partitions:
+                if partition.topic in again:
+                    continue  # a position of the log that is gone
                 if (lease := self._leases.get(partition)) is not None:
                     position, finished = lease.standing() if self._notes else (lease.tracker.position, "")
                     if (position, finished) != (lease.committed, lease.noted):

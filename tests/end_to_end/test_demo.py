@@ -44,8 +44,12 @@ def _steps(state: Path) -> int:
     return log.read_text(errors="replace").count('"event": "step"') if log.exists() else 0
 
 
-@pytest.mark.usefixtures("platform_stores")
+# On real servers at night: the short form of `make chaos` kills every service there, and audits the run in the same way.
+@pytest.mark.parametrize(
+    "platform_stores", ["embedded", pytest.param("servers", marks=pytest.mark.nightly)], indirect=True
+)
 @pytest.mark.parametrize("victim", ["trainer"])
+@pytest.mark.usefixtures("platform_stores")
 def test_a_short_demo_ends_well_and_loses_nothing_when_a_service_is_killed(tmp_path: Path, victim: str) -> None:
     write(tmp_path / "problems.jsonl", per_function=16)
     command = _demo("--steps", "12", "--eval-problems", "6", "--base-port", "0")

@@ -51,6 +51,13 @@ ATTACKS = (
 )
 
 
+ARGUMENTS = [
+    "--no-sandbox",  # or it does not start as root; the pages are our own
+    "--disable-dev-shm-usage",
+    "--disable-features=PreloadTopChromeWebUI",  # menus that nobody opens: as much processor time as the pages take
+]
+
+
 def chromium() -> str:
     """Return the path of the machine's."""
     found = browser_here()
@@ -118,8 +125,7 @@ def scheduled() -> None:
 def browser() -> Iterator[Any]:
     path = chromium()
     with playwright.sync_playwright() as driver:
-        # Root needs --no-sandbox; the pages are our own.
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
 

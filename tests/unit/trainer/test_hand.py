@@ -32,6 +32,20 @@ def names(batch: list[LoadedGroup] | None) -> list[str]:
     return [one.ready.group for one in batch or []]
 
 
+def test_a_group_that_trains_now_is_known_until_its_step_has_ended() -> None:
+    async def scenario() -> None:
+        hand = Hand(lambda one: loaded(one), aside, fetches=1, ahead=4)
+        for number in range(3):
+            hand.add(ready(number))
+        await settled(hand)
+        assert names(hand.take(2)) == ["g-0", "g-1"]
+        assert [f"g-{number}" in hand for number in range(4)] == [True, True, True, False]
+        assert hand.take(2) is None  # asked after that step: whether it trained g-0 is the trainer's to know
+        assert [f"g-{number}" in hand for number in range(3)] == [False, False, True]
+
+    asyncio.run(scenario())
+
+
 def test_no_more_groups_are_fetched_than_the_next_steps_need_and_all_are_known() -> None:
     fetched: list[str] = []
 
