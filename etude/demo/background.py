@@ -13,15 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from etude.supervisor import leave_by
 from shared.process import end_with
 
 T = TypeVar("T")
 GRACE_S = 10.0
+LOOK_S = 0.2  # between two looks whether work is still wanted
 INTERRUPTED = 130  # the exit code of a command that says so itself
 
 
@@ -79,6 +80,20 @@ def require_wanted() -> None:
     work = _here.get()
     if work and work.unwanted:
         raise KeyboardInterrupt
+
+
+async def wanted(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` in an event loop of such a thread, and return its result. Raises KeyboardInterrupt if the thread's caller was
+    cancelled; `work` is cancelled first and has cleared up."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            require_wanted()
+            await asyncio.wait([task], timeout=LOOK_S)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def call(module: str, *arguments: str) -> int:

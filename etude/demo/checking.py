@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.demo.background import require_wanted
+from etude.demo.background import wanted
 from shared.environments import Outcome
 from shared.environments.admitting import admitted
 from shared.environments.places import places_of_files
+from shared.environments.progress import shown
 from shared.environments.registry import Environments
 from shared.renderers import Renderer
 from shared.renderers.fitting import Fitting, gated
 from shared.settings import ServiceSettings, read
 
-BATCH = 64  # problems between two looks of the bar
+BATCH = 64  # problems of a cheap kind between two steps of the progress
 SANDBOXES = 2  # as many as an admission runs, whatever cores a container sees: what passes here passes there
 
 
@@ -41,20 +40,14 @@ def checked(path: Path, fitting: Fitting, chat: Renderer) -> Fitting:
 
 
 def _outcomes(path: Path, pairs: Sequence[tuple[Any, Any]]) -> list[Outcome]:
-    """In the order of the problems, each by its kind's own gate. With a bar, where it is a terminal: it takes a while."""
+    """Return them in the order of the problems, each by its kind's own gate. Raises KeyboardInterrupt soon after whoever waits for
+    this work was cancelled; the sandboxes are closed then."""
     settings = read(SandboxSettings)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"{path}: run in the sandbox", total=len(pairs))
-
-        def progress(done: int) -> None:
-            bar.update(task, completed=done)
-            require_wanted()
+    with shown(str(path), len(pairs)) as progress:
 
         async def run() -> list[Outcome]:
             async with places_of_files(settings, SANDBOXES, settings.sandbox) as places:
-                return await admitted(Environments(places), pairs, progress, BATCH)
+                return await wanted(admitted(Environments(places), pairs, progress, BATCH))
 
         def work() -> list[Outcome]:
             return asyncio.run(run())

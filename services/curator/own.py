@@ -18,6 +18,7 @@ from shared.environments import Outcome, Places
 from shared.environments.admitting import admitted
 from shared.environments.agent import with_agent
 from shared.environments.places import places_of_files
+from shared.environments.progress import shown
 from shared.environments.registry import Environments, UnknownKind
 from shared.environments.repository.checks import wrong_image
 from shared.environments.repository.problem import RepositoryProblem
@@ -130,9 +131,9 @@ def checked(
     if pairs := [*(told.pairs if told else []), *taken.pairs]:
         enough(pairs)
     if told:
-        parts.append(gated(path, told, asyncio.run(_gate(told.pairs, sandbox)), chat()))
+        parts.append(gated(path, told, asyncio.run(_gate(path, told.pairs, sandbox)), chat()))
     if others:
-        parts.append(_passing(taken, asyncio.run(_gate(taken.pairs, sandbox))))
+        parts.append(_passing(taken, asyncio.run(_gate(path, taken.pairs, sandbox))))
     whole = Fitting(
         parts[0].format if parts else "",
         sorted((line for part in parts for line in part.lines), key=lambda line: line.number),
@@ -180,7 +181,8 @@ def _passing(taken: Fitting, outcomes: Sequence[Outcome]) -> Fitting:
     return passed
 
 
-async def _gate(pairs: list[tuple[Any, Any]], sandbox: str) -> list[Outcome]:
+async def _gate(path: Path, pairs: list[tuple[Any, Any]], sandbox: str) -> list[Outcome]:
     """In the order of the problems, each by its kind's own gate."""
-    async with places_of_files(read(ServiceSettings), 2, sandbox) as places:
-        return await admitted(Environments(places), pairs)
+    with shown(str(path), len(pairs)) as progress:
+        async with places_of_files(read(ServiceSettings), 2, sandbox) as places:
+            return await admitted(Environments(places), pairs, progress)

@@ -27,7 +27,9 @@ from kafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     KafkaError,
+    MessageSizeTooLargeError,
     NotCoordinatorError,
+    RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
@@ -43,7 +45,7 @@ from shared.bus.kafka_clients import Producer, connected, end
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.kafka_probe import Probe
 from shared.bus.kafka_reader import Reader
-from shared.bus.kafka_records import letter
+from shared.bus.kafka_records import LEAST_LETTER_BYTES, LETTER_BYTES, letter
 from shared.contracts import codec
 from shared.contracts.topics import ALERTS, Topic
 
@@ -55,6 +57,7 @@ WAKE_EVERY = 64
 CLOSE_WITHIN_S = 1.0  # of a producer that failed: what it still holds has failed as well
 
 COORDINATING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 UNSEEN = (UnknownTopicOrPartitionError.errno, TopicAuthorizationFailedError.errno)  # not there, or not for us
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -64,8 +67,16 @@ class _AskAgain(BusUnavailable):
     """The broker itself says that it will know soon: it has just started, or elects."""
 
 
+class _TooLarge(BusUnavailable):
+    """A message is above the topic's `max.message.bytes`, or the producer's own limit."""
+
+
 def _unavailable(cluster: Cluster, error: BaseException) -> BusUnavailable:
-    kind = _AskAgain if isinstance(error, COORDINATING) else BusUnavailable
+    kind = BusUnavailable
+    if isinstance(error, COORDINATING):
+        kind = _AskAgain
+    elif isinstance(error, TOO_LARGE):
+        kind = _TooLarge
     said = str(error).strip().rstrip(":")
     return kind(f"{cluster}: {type(error).__name__}{': ' if said else ''}{said}")
 
@@ -79,6 +90,7 @@ class KafkaBus:
         self._client = client
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{client}")
         self._known: set[str] = set()  # topics that exist as declared; executor thread only
+        self._takes: dict[str, int] = {}  # bytes of a dead letter, of topics that refused a larger one
         self._producer: Producer | None = None
         self._producer_failed = False
         self._admin: KafkaAdminClient | None = None
@@ -158,10 +170,10 @@ class KafkaBus:
 
     def bury(self, items: list[tuple[Received, str]], group: str | None) -> None:
         """Durable when it returns. For reading threads."""
-        letters = []
+        sent = []
         for item, reason in items:
-            key, data, headers = letter(item, reason, group)
-            letters.append((dead_letters(item.topic), key, data, headers))
+            topic, key, data, headers = self._letter(item, reason, group)
+            sent.append(self._executor.submit(self.send, [(topic, key, data, headers)]).result())
             log.warning(
                 "bus.buried",
                 topic=item.topic.name,
@@ -169,7 +181,28 @@ class KafkaBus:
                 key=key,
                 reason=headers["dead-letter-reason"],
             )
-        self._executor.submit(self.send, letters).result().result()
+        for (item, reason), letter_sent in zip(items, sent, strict=True):
+            try:
+                letter_sent.result()
+            except _TooLarge:
+                self._bury_less(item, reason, group)
+
+    def _bury_less(self, item: Received, reason: str, group: str | None) -> None:
+        """Halve a dead letter until its topic takes it. Raises BusUnavailable: the topic takes not even LEAST_LETTER_BYTES."""
+        name = item.topic.dead_letter
+        while True:
+            try:
+                return self._executor.submit(self.send, [self._letter(item, reason, group)]).result().result()
+            except _TooLarge:
+                most = self._takes.get(name, LETTER_BYTES) // 2
+                if most < LEAST_LETTER_BYTES:
+                    raise
+                self._takes[name] = most
+                log.warning("bus.dead_letter_too_large", topic=name, cut_to_bytes=most)
+
+    def _letter(self, item: Received, reason: str, group: str | None) -> tuple[Topic, str, bytes, dict[str, str]]:
+        topic = dead_letters(item.topic)
+        return topic, *letter(item, reason, group, self._takes.get(topic.name, LETTER_BYTES))
 
     def gone(self, group: str | None, found: Sequence[Gone]) -> None:
         """Counts records that no longer exist; of a group's, an alert is durable when it returns. For reading threads."""

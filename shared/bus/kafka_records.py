@@ -12,7 +12,8 @@ from shared.bus.kafka_batches import Record
 from shared.contracts import codec
 
 LETTER_BYTES = 900_000  # of a dead letter: below a producer's and a broker's usual 1 MiB, headers and key counted
-SIDE_BYTES = 50_000  # of its key, and of all its headers, where it is cut: what people look for stands in less
+LEAST_LETTER_BYTES = 1_000  # a topic that does not take this takes none of our messages
+SIDES = 18  # this part of a letter that is cut (50,000 bytes) is its key's, and as much all its headers'
 REASON_BYTES = 4_000  # it may repeat what could not be read
 HEADER_OVERHEAD = 16  # of every header beside its name and value: their lengths, at most
 
@@ -32,26 +33,29 @@ def received(inbox: Inbox, lease: Lease, record: Record) -> tuple[Received, str]
     return item, ""
 
 
-def letter(item: Received, reason: str, group: str | None) -> tuple[str, bytes, dict[str, str]]:
-    """(key, data, headers) of the dead letter: the delivery's own and the two that say why, cut where a producer would refuse
-    them. `dead-letter-cut` then says what they were."""
+def letter(
+    item: Received, reason: str, group: str | None, most: int = LETTER_BYTES
+) -> tuple[str, bytes, dict[str, str]]:
+    """(key, data, headers) of the dead letter: the delivery's own and the two that say why, cut to `most` bytes, which the
+    topic takes. `dead-letter-cut` then says what they were."""
+    side = most // SIDES
     ours = {
-        "dead-letter-reason": _cut(reason, REASON_BYTES),
+        "dead-letter-reason": _cut(reason, min(REASON_BYTES, most // 4)),
         "dead-letter-source": f"{item.topic.name}/{item.lease.partition}:{item.offset}/{group or ''}",
     }
     key, data, headers = item.key, item.data, item.headers
     key_bytes, headers_bytes = _size(key), _size_of(headers)
-    if key_bytes + len(data) + headers_bytes <= LETTER_BYTES:
+    if key_bytes + len(data) + headers_bytes <= most:
         return key, data, headers | ours
-    # Of a foreign producer: the broker took it compressed or has a higher limit, and takes no more from us.
+    # Of a foreign producer: the broker took it compressed or without our headers, and takes no more from us.
     was = [f"{len(data)} bytes, xxh3-128 {xxhash.xxh3_128_hexdigest(data)}"]
-    if key_bytes > SIDE_BYTES:
-        key = _cut(key, SIDE_BYTES)
+    if key_bytes > side:
+        key = _cut(key, side)
         was.append(f"key: {key_bytes} bytes")
-    if headers_bytes > SIDE_BYTES:
+    if headers_bytes > side:
         was.append(f"headers: {len(headers)}, {headers_bytes} bytes")
-        headers = _first(headers, SIDE_BYTES)
-    data = data[: LETTER_BYTES - _size(key) - _size_of(headers)]
+        headers = _first(headers, side)
+    data = data[: max(0, most - _size(key) - _size_of(headers))]
     return key, data, headers | ours | {"dead-letter-cut": "; ".join(was)}
 
 

@@ -9,6 +9,7 @@ from shared.environments import Outcome, admission
 from shared.environments.registry import Environments
 
 BATCH = 64
+FEW = 4  # of a kind that grades a problem many times, each in a sandbox of its own: seconds to minutes a problem
 
 
 async def admitted(
@@ -17,15 +18,16 @@ async def admitted(
     progress: Callable[[int], None] = lambda done: None,
     batch: int = BATCH,
 ) -> list[Outcome]:
-    """Return one outcome for each problem, in order. `progress`: called with how many are done. Raises UnknownKind,
-    SandboxUnavailable."""
+    """Return one outcome for each problem, in order. `progress`: called with how many are done, after each batch. `batch`: problems
+    at a time; of a kind that grades a problem more than once at most `FEW`. Raises UnknownKind, SandboxUnavailable."""
     outcomes: list[Outcome | None] = [None] * len(pairs)
     done = 0
     for kind in dict.fromkeys(problem.kind for problem, _ in pairs):
         places = [place for place, (problem, _) in enumerate(pairs) if problem.kind == kind]
         environment = environments.named(kind)
-        for start in range(0, len(places), batch):
-            some = places[start : start + batch]
+        size = batch if getattr(environment, "admits_once", False) else min(batch, FEW)
+        for start in range(0, len(places), size):
+            some = places[start : start + size]
             for place, outcome in zip(some, await environment.admit([pairs[place] for place in some]), strict=True):
                 outcomes[place] = outcome
             done += len(some)

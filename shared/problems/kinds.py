@@ -49,6 +49,7 @@ class Attach:
         """Store the tree at `path` and return its reference. `commit`: empty: as `tree_at` says. Raises TreeError."""
         if (ref := self._stored.get((path, commit))) is None:
             tree = tree_sources.tree_at(self.folder / path, commit)
+            tree_sources.require_files(self.folder / path, tree)
             ref = self._stored[path, commit] = trees.store_tree(self.objects, trees.encode(tree))
             self._last = (ref.key, tree)
         return ref

@@ -18,6 +18,7 @@ from infra.servers import fleet
 from infra.servers import state as servers
 from shared.contracts.run import ScheduleConfig
 from tests.chaos.platform import LOOK_S, MODULES, STARTED, NotInTime, Platform, until
+from tests.standstill import stand_still
 
 BACK_WITHIN_S = 240.0
 LEASE_S = ScheduleConfig().lease_s
@@ -163,7 +164,7 @@ def _still(processes: list[psutil.Process]) -> Iterator[None]:
     """Stopped, and surely continued."""
     try:
         for process in processes:
-            process.send_signal(signal.SIGSTOP)
+            stand_still(process)
         yield
     finally:
         for process in processes:

@@ -30,6 +30,7 @@ from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
 from tests.servers import need
+from tests.standstill import stand_still
 
 MEMBER = Path(__file__).with_name("bus_member.py")
 PATIENCE_S = 150.0  # a promise that is not kept in this time counts as broken, on a machine busy with other work too
@@ -133,7 +134,7 @@ class World:
         process = servers.read(self.servers)["kafka"].process
         assert process is not None
         if frozen:
-            process.send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(stand_still, process)
         else:
             process.kill()
             await asyncio.to_thread(process.wait, 20)
@@ -171,7 +172,7 @@ async def freeze(process: subprocess.Popen[str], bus: Bus, items: list[tuple[Top
     """Stops a process: alive, silent, its lease runs out. Publishes `items` afterwards. One that is caught with the write
     lock of a bus file in its hands is let go and caught again: nobody could write before it goes on."""
     while True:
-        process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(stand_still, process)
         try:
             return await bus.publish_many(items)
         except BusUnavailable:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -52,8 +53,13 @@ def example(of: Any, random_: random.Random) -> Any:
             return random_.choice(TEXTS)
 
 
+@cache  # to work it out costs several times what an example costs
+def _described(kind: type) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
 def good(topic: Topic, random_: random.Random) -> Raw:
-    message = example(inspect.type_info(random_.choice(topic.types)), random_)
+    message = example(_described(random_.choice(topic.types)), random_)
     return Raw(*codec.encode(topic, message))
 
 

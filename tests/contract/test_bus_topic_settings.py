@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from shared.bus import BusUnavailable, kafka_batches
+from shared.bus import BusUnavailable, dead_letters, kafka_batches
 from shared.bus.kafka_admin import reach
 from shared.bus.kafka_cluster import Cluster
 from shared.bus.watched import AN_ANSWER, watched
@@ -16,7 +17,7 @@ from shared.contracts.messages import Alert
 from shared.contracts.topics import ALERTS, Topic
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
-from tests.contract.bus_world import World, alert, go, take, texts
+from tests.contract.bus_world import World, alert, drained, go, take, texts
 from tests.patience import eventually
 from tests.servers import need
 
@@ -95,5 +96,47 @@ def test_the_doctor_names_what_stops_a_topic_and_what_may_lose_records(world, go
         monkeypatch.setitem(kafka_batches.READS, "snappy", lambda: False)
         with pytest.raises(BusUnavailable, match=r"alerts: compression\.type snappy: .*etude\[kafka\]"):
             reach(world.url)
+
+    go(scenario)
+
+
+LIMIT = 600_000  # bytes of a batch, of a topic and its dead letters
+# A foreign producer's batch of one record fits below LIMIT; with our headers, or below the smaller limit, a letter does not.
+CUT = {
+    "data": ("k", 599_910, {}, LIMIT),
+    "data, where dead letters alone have a limit": ("k", 599_910, {}, 50_000),
+    "a key": ("key" * 100_000, 200_000, {}, 50_000),
+    "headers": ("k", 200_000, {f"h{i}": os.urandom(25).hex().encode() for i in range(4_000)}, 50_000),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_dead_letter_that_its_topic_refuses_is_cut_until_it_is_taken(world, go, case):
+    key, size, headers, letters_limit = CUT[case]
+    letters, data = dead_letters(world.topic), os.urandom(size)
+
+    async def scenario() -> None:
+        bus = world.open()
+        await bus.lag([world.topic, letters], world.group)  # the topics are there
+        change(world, letters, max_message_bytes=str(letters_limit))
+        if letters_limit == LIMIT:
+            change(world, world.topic, max_message_bytes=str(LIMIT))
+        await world.foreign(bus, key, data, headers)
+        await bus.publish(world.topic, "k", alert("good"))
+        (good,) = await take(bus.deliveries([world.topic], world.group, 10), 1)
+        assert texts([good]) == ["good"]
+        good.done()
+        await drained(bus, world.topic, world.group)
+        assert await bus.lag([letters], "anybody") == {letters.name: 1}
+        (letter,) = await take(bus.deliveries([letters], world.group, 10), 1)
+        found = letter.message.data
+        assert found
+        assert data.startswith(found)
+        assert key.startswith(letter.key)
+        said = letter.headers["dead-letter-cut"]
+        assert said.startswith(f"{size} bytes, xxh3-128 ")
+        assert ("key: 300000 bytes" in said) == (case == "a key")
+        assert ("headers: 4000, " in said) == (case == "headers")
+        assert letter.headers["dead-letter-source"].startswith(f"{world.topic.name}/0:0/")
 
     go(scenario)

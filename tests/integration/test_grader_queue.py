@@ -28,6 +28,7 @@ from shared.telemetry import Health
 from tests.integration.reward_platform import RIGHT, platform
 from tests.patience import eventually, patient
 from tests.servers import need, own_jobs
+from tests.standstill import stand_still
 
 WITHIN_S = 30.0
 
@@ -48,7 +49,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def hanging(redis: Path) -> Iterator[None]:
     process = state.read(redis)["redis"].process
     assert process is not None
-    process.send_signal(signal.SIGSTOP)
+    stand_still(process)
     try:
         yield
     finally:

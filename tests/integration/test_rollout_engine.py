@@ -26,6 +26,7 @@ from tests.integration.engine_platform import ask
 from tests.integration.rollout_platform import RUN, Platform, make_checkpoint, platform
 from tests.patience import eventually, patient
 from tests.ruling import status
+from tests.standstill import stand_still
 
 SESSIONS, AT_WORK = 64, 48
 START_S = 120  # on a machine that is busy with something else
@@ -169,7 +170,7 @@ def test_attempts_survive_an_engine_that_is_stopped_and_one_that_is_killed(tmp_p
                 await eventually(lambda: health.ready, seconds=START_S)
                 await begin_some(6)
                 await p.heard(topics.ROLLOUTS_FINISHED, 6, seconds=START_S)
-                process.send_signal(signal.SIGSTOP)
+                await asyncio.to_thread(stand_still, process)
                 await eventually(lambda: not health.ready)
                 await begin_some(6)
                 process.send_signal(signal.SIGCONT)

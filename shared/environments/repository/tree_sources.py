@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,9 @@ from shared.environments.repository.trees import (
 ALLOWED = "a folder, a .tar, .tar.gz or .tar.zst, a git repository or a git bundle"
 _GIT_S = 600.0  # a bundle of a large repository is indexed first
 _PIECE = 1 << 16
+_LACKS = "lacks these prerequisite commits"  # what git says of a bundle that was made of a range
+_COMMITS = re.compile(r"\b[0-9a-f]{40,64}\b")
+_POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1024  # Git LFS, docs/spec.md
 _NULL = "/dev/null"
 _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -57,6 +61,22 @@ def tree_at(source: Path, commit: str = "") -> dict[str, File | Link]:
     if head.startswith(b"# v2 git bundle") or head.startswith(b"# v3 git bundle"):
         return from_bundle(source, commit or "HEAD")
     return from_archive(source, head)
+
+
+def require_files(source: Path, tree: Mapping[str, File | Link]) -> None:
+    """Raise TreeError for a tree that holds no file, or pointers to files that are elsewhere. `source`: what errors name."""
+    if not tree:
+        raise TreeError(f"{source}: found no file in it; allowed: a tree with at least one")
+    pointers = [
+        path
+        for path, entry in tree.items()
+        if isinstance(entry, File) and len(entry.data) < _POINTER_BYTES and entry.data.startswith(_POINTER)
+    ]
+    if pointers:
+        raise TreeError(
+            f"{source}: {min(pointers)!r:.200}: is a pointer of Git LFS, one of {len(pointers)}, and its content is not in the "
+            "tree; allowed: the files themselves: after `git lfs pull` name the work folder without `commit`"
+        )
 
 
 def is_repository(folder: Path) -> bool:
@@ -154,10 +174,15 @@ def resolve(repository: Path, commit: str, place: Path | None = None) -> str:
             repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", place=place
         )
     except TreeError:
+        hint = ". It is a shallow clone: `git fetch --unshallow` brings the others" if _shallow(repository) else ""
         raise TreeError(
-            f"{place}: found no commit {commit!r:.80}; allowed: a commit, tag or branch that it holds"
+            f"{place}: found no commit {commit!r:.80}; allowed: a commit, tag or branch that it holds{hint}"
         ) from None
     return found.decode().strip()
+
+
+def _shallow(repository: Path) -> bool:
+    return (repository / ".git" / "shallow").exists() or (repository / "shallow").exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +245,12 @@ def _git(repository: Path, *arguments: str, place: Path, given: bytes = b"") -> 
     except subprocess.TimeoutExpired:
         raise TreeError(f"{place}: git {arguments[0]} took more than {_GIT_S:g} s") from None
     if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().split("\n")[-1]
+        said = done.stderr.decode(errors="replace").strip()
+        if _LACKS in said:
+            raise TreeError(
+                f"{place}: the bundle builds on commits that it does not hold: {' '.join(_COMMITS.findall(said))[:300]}; "
+                "allowed: a bundle with all of its history: `git bundle create FILE BRANCH`"
+            )
+        reason = said.split("\n")[-1]
         raise TreeError(f"{place}: git {arguments[0]} refused: {reason[:300]}")
     return done.stdout

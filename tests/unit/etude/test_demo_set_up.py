@@ -238,6 +238,34 @@ def test_work_that_nobody_waits_for_any_more_ends_at_its_next_look() -> None:
     asyncio.run(scenario())
 
 
+def test_work_in_the_middle_of_a_long_wait_is_cancelled_and_clears_up_when_nobody_waits_for_it_any_more() -> None:
+    begun, cleared, left = threading.Event(), threading.Event(), threading.Event()
+
+    async def long() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cleared.set()
+
+    def work() -> None:
+        try:
+            asyncio.run(background.wanted(long()))
+        except KeyboardInterrupt:
+            if cleared.is_set():
+                left.set()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(background.in_thread(work))
+        assert await asyncio.to_thread(begun.wait, patient(30))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(left.wait, patient(30))
+
+    asyncio.run(scenario())
+
+
 TO_ALL = (signal.SIGINT, os.killpg)  # as a terminal does
 ALONE = [(number, os.kill) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 

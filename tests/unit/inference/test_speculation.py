@@ -55,13 +55,13 @@ def test_judged_drafts_are_distributed_as_the_trunk_says(seed, k, temperature):
     q_VV = (mtp_VV / temperature).softmax(-1)
     q_VV[q_VV < 0.05] = 0  # what is never proposed must come from the rest
     q_VV /= q_VV.sum(-1, keepdim=True)
-    drafts = []
-    for _ in range(D):
-        tokens, last = [], 0
-        for _ in range(k):
-            last = int(random.choice(V, p=q_VV[last].double().numpy() / float(q_VV[last].double().sum())))
-            tokens.append(last)
-        drafts.append(Draft(tokens, q_VV[[0, *tokens[:-1]]].numpy()))
+    below_VV = q_VV.double().numpy().cumsum(-1)
+    below_VV /= below_VV[:, -1:]
+    tokens_DK, last_D = np.zeros((D, k), int), np.zeros(D, int)
+    for position in range(k):  # the first token whose share, with all before it, exceeds a uniform number
+        last_D = (below_VV[last_D] <= random.random((D, 1))).sum(-1)
+        tokens_DK[:, position] = last_D
+    drafts = [Draft(tokens, q_VV[[0, *tokens[:-1]]].numpy()) for tokens in tokens_DK.tolist()]
     logits = torch.cat([trunk_VV[[0, *d.tokens]] for d in drafts])
     uniforms = random.random(D * (1 + k))
     verdict = verify(logits, drafts, np.full(D, temperature), np.zeros(D, bool), uniforms, random)

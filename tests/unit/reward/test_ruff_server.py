@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.reward import ruff_server
 from services.reward.ruff_server import RULES, Issue, RuffServer, Unavailable
+from tests.standstill import stand_still
 
 RUFF = Path(sysconfig.get_path("scripts")) / "ruff"
 pytestmark = pytest.mark.skipif(not RUFF.exists(), reason="ruff is not installed (pip install 'etude[style]')")
@@ -96,7 +97,7 @@ def test_a_server_that_hangs_costs_one_time_limit_and_is_replaced(
     server.issues(["import ast\n"])
     assert server._process is not None
     hung = server._process
-    hung.send_signal(19)  # SIGSTOP
+    stand_still(hung)
     monkeypatch.setattr(ruff_server, "TIME_S", 0.3)
     with pytest.raises(Unavailable, match="no answer within"):
         server.issues(["import re\n" + "x = 1\n" * 50_000])
