@@ -5,17 +5,12 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
-_MISSING = {
-    "42501",
-    "3F000",
-    "25006",
-}  # SQLSTATE: insufficient privilege, no schema to create in, a role that only reads
+_MISSING = {"42501", "3F000"}  # SQLSTATE: insufficient privilege, no schema to create in
 _SCHEMA = "SELECT coalesce(current_schema(), 'public')"
 # A list of rights in one call would ask for any of them.
 _CREATES = (
-    "SELECT has_schema_privilege(name, 'CREATE') AND has_schema_privilege(name, 'USAGE') FROM ("
-    + _SCHEMA
-    + " AS name) s"
+    "SELECT has_schema_privilege(name, 'CREATE') AND has_schema_privilege(name, 'USAGE') "
+    f"FROM ({_SCHEMA} AS name) AS named"
 )
 
 
