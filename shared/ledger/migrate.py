@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DBAPIError
 
-from shared.ledger import addresses
+from shared.ledger import addresses, rights
 from shared.ledger.engine import connect, unhurried
 from shared.settings import Told
 
@@ -34,16 +34,27 @@ def _begun(engine: Engine) -> Iterator[Connection]:
         raise LedgerUnavailable(
             f"ledger (ETUDE_LEDGER): {engine.url}: {reason}. {addresses.advice(engine.url, reason)}"
         ) from None
-    with connection, connection.begin():
-        addresses.require_kept(connection)
-        yield connection
+    try:
+        with connection, connection.begin():
+            addresses.require_kept(connection)
+            yield connection
+    except DBAPIError as error:
+        if not rights.missing(error):
+            raise
+        reason = " ".join(str(error.orig).split())
+        raise LedgerUnavailable(
+            f"ledger (ETUDE_LEDGER): {engine.url}: {reason}. {rights.way_out(engine.url)}"
+        ) from None
 
 
 def reach(engine: Engine) -> str | None:
     """The migration that the ledger is at; None: it is empty. Raises LedgerUnavailable, and LedgerOutdated for a ledger
-    that a newer version of this code has written."""
+    that a newer version of this code has written. On PostgreSQL it must also be possible to make the missing tables."""
     with _begun(engine) as connection:
         current = revision(connection)
+        refused = rights.why_not_create(connection) if current != HEAD else None
+    if refused is not None:
+        raise LedgerUnavailable(f"ledger (ETUDE_LEDGER): {engine.url}: {refused}")
     if current is not None and current > HEAD:
         raise _from_the_future(current)
     return current
