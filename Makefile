@@ -18,7 +18,7 @@ AGENTS := .cache/agents
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 
-.PHONY: help setup docs demo test lint format ci nightly servers programs servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \
+.PHONY: help setup docs demo test collect lint format ci nightly servers programs servers-down sglang fuzz fuzz-ready renderers trl trl-ready agents chaos chart images images-local rehearse reference base pack corpus smollm \
         bench lock clean
 
 help:            ## this list
@@ -82,6 +82,10 @@ agents: setup    ## mini-swe-agent and verifiers as PyPI has them, through the r
 	@$(AGENTS)/verifiers/bin/pip install -q docs/examples/verifiers
 	@ETUDE_TEST_AGENTS=require OMP_NUM_THREADS=1 $(BIN)/pytest tests/integration/test_mini_swe_agent.py \
 	  tests/integration/test_verifiers_package.py -m nightly --timeout=3600
+
+collect: setup   # every test file loads; what is compiled meanwhile no worker compiles again
+	@mkdir -p .cache/tests; OMP_NUM_THREADS=1 $(BIN)/pytest --collect-only -q -n0 tests > .cache/tests/collected.txt || \
+	  { tail -n 40 .cache/tests/collected.txt; exit 1; }
 
 lint: setup      ## ruff, types, and who may import whom
 	@$(BIN)/ruff check .

@@ -51,6 +51,7 @@ PREPARE = (
 )
 CHECKS = (
     Step("fuzz", 2.0, "`make fuzz` shows it again"),
+    Step("collect", 0.8, "the lines above name the test file that does not load"),
     Step("lint", 1.8, "`make lint` shows it again; `make format` mends what is only layout"),
     Step("trl", 0.5, "`make trl` shows it again"),
 )

@@ -77,7 +77,7 @@ def sleepers(mark: str) -> set[int]:
 
 def test_the_naive_sandbox_leaves_everything(state: Path, mark: str) -> None:
     with worker("naive", state, 2, mark):
-        assert len(sleepers(mark)) == 4
+        until(lambda: len(sleepers(mark)) == 4, "all sleepers")
     asyncio.run(reaped(adapter("naive", state)))
     assert not within(lambda: not sleepers(mark), 1.0, "sandboxes end although their worker lives")
     assert len(list(state.iterdir())) == 2
