@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from shared.settings import ServiceSettings, masked
 
@@ -99,8 +100,24 @@ def _jobs(url: str) -> str:
     try:
         with Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
             client.ping()
+            role = _role(client)
     except (AuthenticationError, RedisError) as error:
         raise ConnectionError(
             f"jobs (ETUDE_JOBS): {masked(url)}: {error}. Is the address right, does Redis run there, and is the password its own?"
         ) from None
+    if role == "slave":
+        raise ConnectionError(
+            f"jobs (ETUDE_JOBS): {masked(url)}: this Redis is a replica and refuses every job; name the primary, or an address that "
+            "follows it"
+        )
     return "Redis"
+
+
+def _role(client: Any) -> str:
+    """Return `master` or `slave`; an empty text where this user may not ask."""
+    from redis.exceptions import ResponseError
+
+    try:
+        return str(client.info("replication").get("role", ""))
+    except ResponseError:
+        return ""

@@ -16,6 +16,7 @@ import msgspec
 from celery import Celery
 from redis import RedisError
 from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from services.reward import embedded_queue
 from shared import watch
@@ -103,6 +104,9 @@ def watched(url: str, health: Health) -> AbstractAsyncContextManager[None]:
     async def ask() -> None:
         async with Redis.from_url(url) as redis:  # a new one each time: what a hang leaves behind is not used again
             await redis.ping()
+            with contextlib.suppress(NoPermissionError):  # this user may not ask
+                if (await redis.info("replication")).get("role") == "slave":
+                    raise ReadOnlyError("it is a replica and refuses every job; name the primary in ETUDE_JOBS")
 
     if not url.startswith("redis"):
         return contextlib.nullcontext()

@@ -61,9 +61,10 @@ _ADVICE = {
 
 
 class S3Objects:
-    def __init__(self, client: Minio, bucket: str, where: str) -> None:
-        """`where`: the server, for people."""
+    def __init__(self, client: Minio, bucket: str, where: str, forget: Callable[[], None] = lambda: None) -> None:
+        """`where`: the server, for people. `forget`: closes the connections that the client keeps."""
         self._client = client
+        self._forget = forget
         self._bucket = bucket
         self._where = where
         self._keeps_conditions = False  # it has refused a conditional put, as it should
@@ -88,7 +89,7 @@ class S3Objects:
         )
         secure = match["secure"] == "1"
         client = Minio(match["host"], access_key=access, secret_key=secret, secure=secure, http_client=http)
-        objects = cls(client, match["bucket"], url)
+        objects = cls(client, match["bucket"], url, http.clear)
         with objects._answers():
             if not client.bucket_exists(match["bucket"]):
                 with contextlib.suppress(
@@ -227,19 +228,26 @@ class S3Objects:
 
     @contextlib.contextmanager
     def _answers(self, key: str = "") -> Iterator[None]:
-        """What the server, or its silence, means to callers."""
+        """What the server, or its silence, means to callers. After a fail-over behind its address, connections that are kept lead to
+        the old server for good: the next request makes a new one."""
         try:
             yield
-        except S3Error as error:
-            if error.code in _MISSING:
-                raise ObjectMissing(key) from None
-            advice = _ADVICE.get(error.code or "", error.message or "no reason given")
-            raise ObjectsUnavailable(f"objects (ETUDE_OBJECTS): {self._where} says {error.code}: {advice}") from None
         except (HTTPError, MinioException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise ObjectsUnavailable(
-                f"objects (ETUDE_OBJECTS): no answer from {self._where} ({reason}); is the address right, does it run?"
-            ) from None
+            refused = self._meaning(error, key)
+            if isinstance(refused, ObjectsUnavailable):
+                self._forget()
+            raise refused from None
+
+    def _meaning(self, error: HTTPError | MinioException, key: str) -> ObjectMissing | ObjectsUnavailable:
+        if isinstance(error, S3Error):
+            if error.code in _MISSING:
+                return ObjectMissing(key)
+            advice = _ADVICE.get(error.code or "", error.message or "no reason given")
+            return ObjectsUnavailable(f"objects (ETUDE_OBJECTS): {self._where} says {error.code}: {advice}")
+        reason = getattr(error, "reason", None) or error
+        return ObjectsUnavailable(
+            f"objects (ETUDE_OBJECTS): no answer from {self._where} ({reason}); is the address right, does it run?"
+        )
 
 
 def _again_if_denied(put: Callable[[], object]) -> None:
