@@ -54,9 +54,9 @@ def test_the_second_try_at_the_latest_reaches_the_server_that_the_address_leads_
         key = "runs/test-failover/object"
         store.put(key, b"before")
         address.port = refusing
-        with pytest.raises(ObjectsUnavailable):  # of the kept connections one is closed with each failure, at least
-            store._forget()
-            store.put(key, b"lost")
+        store._forget()  # or the connection that it keeps leads to the old one
+        with pytest.raises(ObjectsUnavailable):
+            store.put(key, b"refused")
         address.port = port
         ref = store.put(key, b"after")
         assert store.get(ref) == b"after"
