@@ -119,7 +119,8 @@ class KafkaBus:
         done = asyncio.wrap_future(sent)
         try:
             while not (await asyncio.wait([done], timeout=LOOK_EVERY_S))[0]:
-                await self._in_thread(lambda: self._make_again(topics))
+                if not self._closed:  # else `close` waits for what is on its way
+                    await self._in_thread(lambda: self._make_again(topics))
         finally:
             done.cancel()  # nothing, where it has ended
         done.result()
