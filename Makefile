@@ -100,6 +100,7 @@ ci: setup        ## what every change must pass, real servers, SGLang and schema
 	@ETUDE_TEST_SERVERS=require ETUDE_TEST_SGLANG=require $(BIN)/python -m tests.ci
 
 nightly: ci bench chart renderers agents  ## long kills, soaks, full benchmarks
+	@ETUDE_FUZZ_CASES=300 $(MAKE) --no-print-directory fuzz
 	@ETUDE_TEST_SGLANG=require OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "slow or nightly" --timeout=3600
 	@$(BIN)/python -m benchmarks.soak
 

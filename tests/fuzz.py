@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 POLICIES = ("auto", "require")
-CASES = int(os.environ.get("ETUDE_FUZZ_CASES", "60"))
+CASES = int(os.environ.get("ETUDE_FUZZ_CASES", "25"))
 
 
 def library() -> Any:
