@@ -107,8 +107,8 @@ def _jobs(url: str) -> str:
         ) from None
     if role == "slave":
         raise ConnectionError(
-            f"jobs (ETUDE_JOBS): {masked(url)}: this Redis is a replica and refuses every job; name the primary, or an address that "
-            "follows it"
+            f"jobs (ETUDE_JOBS): {masked(url)}: this Redis is a replica and refuses every job; name the primary, or an "
+            "address that follows it"
         )
     return "Redis"
 
