@@ -36,7 +36,7 @@ class Hand:
         self.changed = asyncio.Event()
 
     def __contains__(self, group: str) -> bool:
-        """Whether a second announcement of the group is too many: it waits, is here, or trains in the step under way."""
+        """Whether the group waits, is here, or trains in the step under way. To announce it again then adds nothing."""
         return group in self._groups or group in self._waiting or group in self._taken
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ class Producer(KafkaProducer):
         return self._accumulator.append(TopicPartition(topic, partition), None, key, value, headers)[0]
 
     def knows(self, topic: str) -> bool:
-        """Whether its metadata has the topic. A deleted one is missing once a message could not be sent to it, or after minutes."""
+        """Whether the topic is in its metadata, which is read again after minutes, and when a message could not be sent."""
         return bool(self._metadata._partitions.get(topic))
 
     def wake(self) -> None:

@@ -228,8 +228,11 @@ class S3Objects:
 
     @contextlib.contextmanager
     def _answers(self, key: str = "") -> Iterator[None]:
-        """What the server, or its silence, means to callers. After a fail-over behind its address, connections that are kept lead
-        to the old server for good: the next request makes a new one."""
+        """What the server, or its silence, means to callers.
+
+        After a fail-over behind its address, kept connections lead to the old server for good. So a failure closes them, and the
+        next request makes a new one.
+        """
         try:
             yield
         except (HTTPError, MinioException) as error:
