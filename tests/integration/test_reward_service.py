@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 
 from services.reward import grader
+from shared import terms
 from shared.contracts import topics
 from shared.contracts.graded import Graded, verdict_key
 from shared.contracts.messages import (
+    Alert,
     AttemptKey,
     RolloutFailed,
     RolloutScored,
@@ -302,6 +305,64 @@ def test_an_unusable_reward_configuration_fails_its_attempts_by_name(tmp_path: P
             failed = await p.outcome("a")
             assert isinstance(failed, RolloutFailed)
             assert "reward.behaviour: found 'charm'; allowed: broken_tool_call" in failed.reason
+
+    asyncio.run(scenario())
+
+
+SICK = """
+from shared.terms import Found
+
+def sick(seen):
+    return Found(float("nan"))
+"""
+
+
+@pytest.fixture
+def sick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with a term that gives no number."""
+    folder = tmp_path / "package"
+    about = folder / "sick_terms-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "sick_terms.py").write_text(SICK)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sick-terms\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[etude.reward_terms]\nsick = sick_terms:sick\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+    terms.names.cache_clear()
+    yield
+    terms.names.cache_clear()
+
+
+@pytest.mark.usefixtures("sick")
+def test_a_term_that_gives_no_number_adds_nothing_and_is_named_once_with_an_attempt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with platform(tmp_path) as p, p.service():
+            reward = RewardConfig(id="default", length=None, behaviour={"sick": -0.01}, behaviour_apply="all")
+            p.config = msgspec.structs.replace(p.config, reward=reward)
+            await p.announce()
+            async with p.grader_here():
+                for name in ("a", "b"):
+                    await p.finish(name, RIGHT)
+                scored = [await p.outcome(name) for name in ("a", "b")]
+            for one in scored:  # a verdict, not a failure: nothing is sampled again
+                assert isinstance(one, RolloutScored)
+                assert (one.reward, one.terms) == (1.0, {"solved": 1.0})
+            heard: list[Alert] = []
+
+            async def listen() -> None:
+                async for delivery in p.bus.deliveries([topics.ALERTS], None, 10):
+                    heard.append(delivery.message)
+                    delivery.done()
+
+            listening = asyncio.create_task(listen())
+            await eventually(lambda: heard, "the alert")
+            await quiet(0.3, "a second alert about the same term")
+            listening.cancel()
+            (alert,) = heard
+            assert (alert.name, alert.run) == ("term_quarantined", RUN)
+            assert "the term 'sick' of reward configuration 'default'" in alert.what
+            assert "found nan; expected a finite number" in alert.what
+            assert alert.examples[0] in {one.key.attempt for one in scored}
 
     asyncio.run(scenario())
 
