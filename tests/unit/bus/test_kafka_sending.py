@@ -49,7 +49,7 @@ class Producer:
 
 def sending(producer: Producer, count: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     bus = KafkaBus("kafka://127.0.0.1:9", client="test")
-    monkeypatch.setattr(bus, "_ensure", lambda topics: None)
+    monkeypatch.setattr(bus, "_ensure", lambda topics: {topic.name for topic in topics})
     monkeypatch.setattr(bus, "_open_producer", lambda: producer)
     return bus.send([(TOPIC, str(i), b"{}", {"h": "v"}) for i in range(count)])
 
