@@ -22,6 +22,7 @@ from shared.environments.progress import shown
 from shared.environments.registry import Environments, UnknownKind
 from shared.environments.repository.checks import wrong_image
 from shared.environments.repository.problem import RepositoryProblem
+from shared.environments.steps.problem import StepsProblem
 from shared.objects.directory import DirectoryObjects
 from shared.problems import Problem, ProblemError
 from shared.problems.importing import STORE, Line, read_lines
@@ -98,6 +99,11 @@ def _with_agent(row: sources.Found, command: str) -> sources.Found:
         raise ProblemError(
             f"--agent: found a source of kind {row.problem.kind!r}; allowed: sources of repositories. The agent of other kinds is "
             "their environment's"
+        )
+    if isinstance(row.problem, StepsProblem):
+        raise ProblemError(
+            f"--agent: found the row {row.row!r:.80} of several steps; allowed: one instruction. The source `harbor` makes a "
+            "problem of each step"
         )
     problem, hidden = with_agent(row.problem, row.hidden, command)
     return replace(row, problem=problem, hidden=hidden)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 
+import msgspec
+
 from services.reward import penalty
 from shared.contracts.graded import Finding, Graded
 from shared.contracts.messages import Effort, Verdict
@@ -24,7 +26,8 @@ def score(
 ) -> tuple[float, dict[str, float]]:
     """Return (reward, terms). Every term is signed and weighted; `sum(terms.values())` is the reward, exactly. `without`: terms
     that could not be computed for this attempt; they add nothing, and are not among the terms."""
-    terms = {"solved": config.solved if verdict.solved else 0.0}
+    share = float(verdict.solved) if isinstance(verdict.steps, msgspec.UnsetType) else sum(verdict.steps)
+    terms = {"solved": config.solved * share if share else 0.0}
     if config.length is not None and (verdict.solved or config.length.apply == "all"):
         terms["length"] = 0.0 - length_penalty(effort, config.length)
     if verdict.solved or config.behaviour_apply == "all":

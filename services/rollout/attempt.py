@@ -124,6 +124,7 @@ def trajectory_of(request: RolloutRequested, agent: AnyAgent, work: Work) -> Tra
         # Graded apart from the final state, in evaluations only: the share of problems that the first edit alone solves.
         first_edit_files=work.submission.first_edit_files if request.key.purpose is Purpose.evaluate else None,
         changes=work.submission.changes,
+        steps=work.submission.steps,
         notes=work.notes,
         decisions=list(work.decisions),
     )

@@ -31,7 +31,7 @@ from services.scheduler.rows import TABLES
 from services.scheduler.working_set import AGAIN_S, WorkingSet, meaning
 from shared.contracts.life import RunState
 from shared.contracts.lineage import Fork, Lineage
-from shared.contracts.messages import BY_SCHEDULER, Alert, Rollback
+from shared.contracts.messages import BY_SCHEDULER, Alert, Rollback, earned_by_step
 from shared.contracts.run import Ref
 from shared.contracts.topics import ALERTS
 from shared.ledger.transitions import AttemptState, GroupState
@@ -229,7 +229,7 @@ def _load_open(connection: Connection, ws: WorkingSet, now: float) -> None:
 def attempts_of(connection: Connection, run: str, groups: list[str], now: float) -> list[Attempt]:
     a, v = TABLES["attempts"], TABLES["verdicts"]
     query = (
-        select(a, v.c.reward, v.c.solved)
+        select(a, v.c.reward, v.c.solved, v.c.verdict, v.c.terms)
         .outerjoin(v, (v.c.run_id == a.c.run_id) & (v.c.attempt_id == a.c.attempt_id))
         .where(a.c.run_id == run, a.c.group_id.in_(groups))
         .order_by(a.c.group_id, a.c.place)
@@ -266,6 +266,7 @@ def attempts_of(connection: Connection, run: str, groups: list[str], now: float)
             checkpoint=r.checkpoint,
             reward=r.reward,
             solved=bool(r.solved),
+            steps=msgspec.UNSET if r.verdict is None else earned_by_step(r.verdict, r.terms),
         )
         for r in connection.execute(query)
     ]

@@ -68,6 +68,7 @@ class Attempt:
     lost_at: float = 0.0
     reward: float | None = None
     solved: bool = False
+    steps: list[float] | msgspec.UnsetType = msgspec.UNSET  # as in GroupMember
     sampled: int | None = None  # the epoch that the trajectory is of; None: the epoch in force
     grading_s: float = 0.0  # as in RolloutFinished
     unusable: str = (

@@ -165,6 +165,7 @@ def _scored(ws: WorkingSet, attempt: Attempt, message: m.RolloutScored, now: flo
         attempt.finished_at = attempt.finished_at or now
         attempt.reason = attempt.unusable = ""
         attempt.reward, attempt.solved = message.reward, message.verdict.solved
+        attempt.steps = m.earned_by_step(message.verdict, message.terms)
         ws.graded_upto = max(ws.graded_upto, attempt.finished_at)
         ws.changes.verdicts.append(message)
     return {

@@ -236,6 +236,7 @@ class WorkingSet:
                 reward=a.reward,
                 oldest_version=a.standing,
                 solved=a.solved,
+                steps=a.steps,
             )
             for a in sorted(survivors, key=lambda a: a.place)
             if a.trajectory is not None and a.reward is not None

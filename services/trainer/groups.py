@@ -70,7 +70,8 @@ def load(
         except (ObjectDamaged, ValueError) as error:
             raise Untrainable(f"attempt {member.attempt}: {error}") from None
     lot, charged = _lot(ready.group), _charged(ready, config, lengths)
-    shares = credit.assign(trajectories, rewards, config.credit, lot=lot, lengths=charged)
+    steps = [member.steps or [] for member in ready.members]
+    shares = credit.assign(trajectories, rewards, config.credit, lot=lot, lengths=charged, steps=steps)
     for member, trajectory, rows, share in zip(ready.members, trajectories, routings, shares, strict=True):
         try:
             sequences += sequences_of(trajectory, rows, share, model)

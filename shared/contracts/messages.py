@@ -8,6 +8,7 @@ or counts with are bounded: beyond the bounds a message is unreadable, and no re
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -162,7 +163,10 @@ class RolloutFailed(_Message, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hidden tests said. `solved` iff every hidden and visible test passes."""
+    """What the hidden tests said. `solved` iff every hidden and visible test passes.
+
+    `steps`: of a problem of several steps, the share of the reward that each one earned, at most 1 together. Left out for
+    others."""
 
     solved: bool
     passed: Number
@@ -172,6 +176,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []  # what the grading left open; it names no test
     # Some of the hidden tests that did not pass, for the person who tries an attempt by hand. The reward service publishes none.
     failed: list[str] = []
+    steps: list[float] | msgspec.UnsetType = msgspec.UNSET
+
+
+def earned_by_step(verdict: Verdict, terms: Mapping[str, float]) -> list[float] | msgspec.UnsetType:
+    """Return the part of the reward that each step earned. `terms`: of the reward; its `solved` is what all steps earned
+    together."""
+    if isinstance(verdict.steps, msgspec.UnsetType):
+        return msgspec.UNSET
+    whole = sum(verdict.steps)
+    return [terms.get("solved", 0.0) * share / whole if whole else 0.0 for share in verdict.steps]
 
 
 class RolloutScored(_Message, frozen=True, kw_only=True):
@@ -189,12 +203,15 @@ class RolloutScored(_Message, frozen=True, kw_only=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps`: of a problem of several steps, the part of `reward` that each one earned. Left out for others."""
+
     attempt: str
     epoch: Number
     trajectory: Ref
     reward: float
     oldest_version: NumberOrNone
     solved: bool | None = None  # for the trainer's report; None: not said
+    steps: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class GroupReady(_Message, frozen=True, kw_only=True):

@@ -86,11 +86,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The work of an attempt, as data. `files`: the submitted state of a problem whose files are few, path -> text.
     `first_edit_files`: the same after the first edit alone; None: there was no edit. `changes`: of a problem that is a tree,
-    the paths that differ from it."""
+    the paths that differ from it. `steps`: of a problem of several steps, the changes when each step was submitted, the last
+    one reached included; each holds those of the steps before."""
 
     files: dict[str, str] = {}
     first_edit_files: dict[str, str] | None = None
     changes: dict[str, Change] = {}
+    steps: list[dict[str, Change]] = []
 
 
 class TrajectoryHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,8 @@ class TrajectoryHeader(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Change] | msgspec.UnsetType = msgspec.UNSET
     # Requests to the egress proxy; left out where there are none, for the same reason.
     decisions: list[Decision] | msgspec.UnsetType = msgspec.UNSET
+    # As in Submission; left out where there are none, for the same reason.
+    steps: list[dict[str, Change]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -122,10 +126,13 @@ class Trajectory(msgspec.Struct, kw_only=True):
     routing: Ref | None = None
     changes: dict[str, Change] = {}
     decisions: list[Decision] = []  # of the sandbox's egress proxy, oldest first
+    steps: list[dict[str, Change]] = []  # as in Submission
 
     @property
     def submission(self) -> Submission:
-        return Submission(files=self.files, first_edit_files=self.first_edit_files, changes=self.changes)
+        return Submission(
+            files=self.files, first_edit_files=self.first_edit_files, changes=self.changes, steps=self.steps
+        )
 
 
 _ARRAYS = ("tokens", "loss_mask", "logprobs", "versions", "teacher_logprobs")
@@ -153,6 +160,7 @@ def pack(trajectory: Trajectory) -> bytes:
         routing=trajectory.routing,
         changes=trajectory.changes or msgspec.UNSET,
         decisions=trajectory.decisions or msgspec.UNSET,
+        steps=trajectory.steps or msgspec.UNSET,
     )
     data = save(tensors, metadata={"trajectory": msgspec.json.encode(header).decode()})
     return zstandard.ZstdCompressor(level=1).compress(data)
@@ -192,6 +200,7 @@ def unpack(data: bytes) -> Trajectory:
         routing=header.routing,
         changes=header.changes or {},
         decisions=header.decisions or [],
+        steps=header.steps or [],
     )
 
 

@@ -25,6 +25,7 @@ PLUGINS = Plugins(
         "agent": "shared.environments.agent:AgentEnvironment",
         "function": "shared.environments.function:FunctionEnvironment",
         "repository": "shared.environments.repository:RepositoryEnvironment",
+        "steps": "shared.environments.steps:StepsEnvironment",
         "verifiers": "shared.environments.verifiers:VerifiersEnvironment",
     },
 )

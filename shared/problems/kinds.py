@@ -110,8 +110,8 @@ def parse(raw: dict[str, Any], attach: Callable[[], Attach] | None) -> tuple[Pro
             )
     _require_known(given, public, "", ("hidden",))
     _require_known(hidden, secret, "hidden.")
-    problem = converted(_with_refs(given, public, attach), public)
-    spread = _with_changes(hidden, secret, problem, attach)
+    problem = converted(_with_changes(_with_refs(given, public, attach), public, "", None, None), public)
+    spread = _with_changes(hidden, secret, "hidden.", problem, attach)
     return problem, converted({**spread, "id": problem.id, "kind": kind}, secret, "hidden.")
 
 
@@ -127,6 +127,10 @@ def _require_known(raw: Mapping[str, Any], kind: type[msgspec.Struct], place: st
             raise ValueError(f"field {place + name!r}: found {value!r:.60}; allowed: {allowed}")
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and isinstance(value, dict) and hint is not Ref:
             _require_known(value, hint, f"{place}{name}.")
+        if (inner := _listed(hint)) and isinstance(value, list):
+            for number, one in enumerate(value):
+                if isinstance(one, dict):
+                    _require_known(one, inner, f"{place}{name}[{number}].")
 
 
 @functools.cache
@@ -156,16 +160,30 @@ def _with_refs(raw: dict[str, Any], kind: type[Problem], attach: Callable[[], At
     return {name: msgspec.to_builtins(value) if isinstance(value, Ref) else value for name, value in done.items()}
 
 
+def _listed(hint: Any) -> type[msgspec.Struct] | None:
+    """Return the struct of a field that is a list of structs."""
+    inner = get_args(hint)[0] if get_origin(hint) is list else None
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
+
+
 def _with_changes(
-    raw: Mapping[str, Any], kind: type[Hidden], problem: Problem, attach: Callable[[], Attach] | None
+    raw: Mapping[str, Any], kind: type[msgspec.Struct], place: str, problem: Any, attach: Callable[[], Attach] | None
 ) -> dict[str, Any]:
+    """Return the object with each `dict[str, Change]` spread out. `place`: stands before its names of fields."""
     done = dict(raw)
     for name, hint in _hints(kind).items():
         value = raw.get(name)
+        if (inner := _listed(hint)) and isinstance(value, list):
+            done[name] = [
+                _with_changes(one, inner, f"{place}{name}[{number}].", problem, attach)
+                if isinstance(one, dict)
+                else one
+                for number, one in enumerate(value)
+            ]
         if hint != dict[str, Change]:
             continue
         if isinstance(value, str):
-            done[name] = msgspec.to_builtins(_of_diff(value, f"hidden.{name}", problem, attach))
+            done[name] = msgspec.to_builtins(_of_diff(value, f"{place}{name}", problem, attach))
         elif isinstance(value, dict):
             done[name] = {path: _change(change) for path, change in value.items()}
     return done

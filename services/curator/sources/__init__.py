@@ -48,6 +48,7 @@ PLUGINS = Plugins(
         name: f"{__name__}.{module}:read"
         for name, module in {
             "harbor": "harbor",
+            "harbor-steps": "harbor_steps",
             "r2e-gym": "r2e_gym",
             "swe-bench": "swe_bench",
             "swe-bench-multilingual": "swe_bench",

@@ -5,7 +5,8 @@ into the working directory. Where `etude tasks images` has built the image, the 
 files that it copies into the working directory. The tests must be pytest's, as `tests/test.sh` calls it, or a script that
 needs only a shell. Both are read strictly: a line that is not understood refuses the task.
 
-A task of several steps becomes one problem per step: the tree of a step is what the solutions of the steps before it leave.
+A task of several steps becomes one problem per step: the tree of a step is what the solutions of the steps before it leave. The
+source `harbor-steps` makes one problem of kind `steps` of it instead (`harbor_steps`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])i?B?\Z", re.IGNORECASE)
 _NO_IMAGE = "no image can be had here"
 _WAY_OUT = "build it (etude tasks images --out FILE) and give --images FILE"
 # Of what is refused, and of fields of other types than Harbor's.
-_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OSError)
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,12 @@ class Step:
 
 def read(path: Path, clones: Clones, objects: Objects) -> Iterator[Found]:
     """`path`: a task, or a folder of tasks. Raises ProblemError where there is none."""
+    for task in tasks_in(path):
+        yield from of_task(task, objects, bool(clones.image(task.resolve().name)))
+
+
+def tasks_in(path: Path) -> list[Path]:
+    """Return the folders of the tasks at a path. Raises ProblemError where there is none."""
     tasks = [path] if (path / "task.toml").is_file() else sorted(found.parent for found in path.glob("*/task.toml"))
     if not tasks and path.is_file() and (said := others.rows(path, path.read_text("utf-8-sig", "replace"))):
         raise ProblemError(said)
@@ -56,18 +63,18 @@ def read(path: Path, clones: Clones, objects: Objects) -> Iterator[Found]:
         raise ProblemError(
             f"{path}: found no task.toml in it or in its folders; allowed: a Harbor task, or a folder of tasks"
         )
-    for task in tasks:
-        yield from _task(task, objects, bool(clones.image(task.resolve().name)))
+    return tasks
 
 
-def _task(folder: Path, objects: Objects, has_image: bool) -> Iterator[Found]:
+def of_task(folder: Path, objects: Objects, has_image: bool) -> Iterator[Found]:
+    """Yield one problem for each step of a task. `has_image`: its image is given."""
     name = folder.resolve().name
     try:
-        facts = _facts(folder, has_image)
-        tree, place = _start(folder, facts, has_image)
-        steps = _steps(folder, facts)
-    except _UNREADABLE as error:
-        yield Found(name, note=_said(error))
+        facts = facts_of(folder, has_image)
+        tree, place = start(folder, facts, has_image)
+        steps = steps_of(folder, facts)
+    except UNREADABLE as error:
+        yield Found(name, note=said(error))
         return
     lost: str | None = None  # why the tree of this step is not known
     for step in steps:
@@ -76,15 +83,16 @@ def _task(folder: Path, objects: Objects, has_image: bool) -> Iterator[Found]:
             yield Found(row, note=f"needs what step {lost!r} leaves, which has no solution that runs here")
             continue
         try:
-            found, tree = _problem(row, step, facts, tree, place, folder, objects)
-        except _UNREADABLE as error:
-            found, lost = Found(row, note=_said(error)), step.name
+            found, tree = problem_of(row, step, facts, tree, place, folder, objects)
+        except UNREADABLE as error:
+            found, lost = Found(row, note=said(error)), step.name
         if found.hidden is not None and not found.hidden.solution:
             lost = step.name
         yield found
 
 
-def _facts(folder: Path, has_image: bool) -> dict[str, Any]:
+def facts_of(folder: Path, has_image: bool) -> dict[str, Any]:
+    """Return what task.toml says. Raises Refused for what no sandbox here can give."""
     try:
         facts = tomllib.loads((folder / "task.toml").read_text())
     except (OSError, ValueError) as error:
@@ -105,7 +113,7 @@ def _facts(folder: Path, has_image: bool) -> dict[str, Any]:
     return facts
 
 
-def _start(folder: Path, facts: Mapping[str, Any], has_image: bool) -> tuple[dict[str, File | Link], str]:
+def start(folder: Path, facts: Mapping[str, Any], has_image: bool) -> tuple[dict[str, File | Link], str]:
     """Return the files that the agent begins with, and the working directory in the image."""
     context = folder / "environment"
     for compose in ("docker-compose.yaml", "docker-compose.yml"):
@@ -119,7 +127,8 @@ def _start(folder: Path, facts: Mapping[str, Any], has_image: bool) -> tuple[dic
     return tree, str(facts.get("environment", {}).get("workdir") or place)
 
 
-def _steps(folder: Path, facts: Mapping[str, Any]) -> list[Step]:
+def steps_of(folder: Path, facts: Mapping[str, Any]) -> list[Step]:
+    """Return the steps of a task in order. Raises Refused."""
     listed = facts.get("steps")
     if not listed:
         return [Step("", folder, {})]
@@ -130,7 +139,7 @@ def _steps(folder: Path, facts: Mapping[str, Any]) -> list[Step]:
     return steps
 
 
-def _problem(
+def problem_of(
     row: str, step: Step, facts: Mapping[str, Any], tree: Tree, place: str, task: Path, objects: Objects
 ) -> tuple[Found, dict[str, File | Link]]:
     """Return the problem of one step, and the tree that its solution leaves."""
@@ -139,7 +148,7 @@ def _problem(
         instruction = moved.text((step.folder / "instruction.md").read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"instruction.md: cannot be read: {error}") from None
-    tree = _prepared(step, moved, tree)
+    tree = prepared(step, moved, tree)
     if used := next(
         (name for name in facts.get("environment", {}).get("env", {}) if _mentions(name, step, task)), None
     ):
@@ -153,7 +162,7 @@ def _problem(
         "category": str(facts.get("metadata", {}).get("category") or "debugging"),
         "cell": task.resolve().name,
         "origin": f"harbor:{row}",
-        "limits": _limits(facts, step.facts),
+        "limits": limits_of(facts, step.facts),
     }
     hidden = {"fail_to_pass": names, "tests": tests, "protected": [f"{TESTS}/*"], "solution": changes}
     return finished(objects, tree, row.replace("/", "."), note, public=public, hidden=hidden), dict(after or tree)
@@ -167,12 +176,13 @@ def _note(facts: Mapping[str, Any], proven: bool) -> str:
     return "; ".join(notes)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """Return why a task cannot be read."""
     known = isinstance(error, ValueError)  # Refused, TreeError, PatchError: the text says all
     return str(error) if known else f"cannot be read: {type(error).__name__}: {error}"
 
 
-def _prepared(step: Step, moved: Moved, tree: Tree) -> dict[str, File | Link]:
+def prepared(step: Step, moved: Moved, tree: Tree) -> dict[str, File | Link]:
     """Return the tree with what a step adds before it begins: files, and what its `setup.sh` makes."""
     folder = step.folder / "workdir"
     if not step.name or not folder.is_dir():
@@ -249,7 +259,8 @@ def _solution(step: Step, task: Path, moved: Moved, tree: Tree) -> Tree | None:
     return ran(tree, script, "solve.sh")
 
 
-def _limits(facts: Mapping[str, Any], step: Mapping[str, Any]) -> RepositoryLimits:
+def limits_of(facts: Mapping[str, Any], step: Mapping[str, Any]) -> RepositoryLimits:
+    """Return the limits of one step."""
     own = RepositoryLimits()
     place = facts.get("environment", {})
     seconds = step.get("agent", {}).get("timeout_sec") or facts.get("agent", {}).get("timeout_sec") or 0.0

@@ -87,7 +87,7 @@ def wrong_hidden(hidden: RepositoryHidden, tree: Tree | None = None) -> Wrong | 
     if len(hidden.fail_to_pass) + len(hidden.pass_to_pass) > MAX_NAMES:
         return "hidden.pass_to_pass", f"found more than {MAX_NAMES} tests in both lists; allowed: at most so many"
     for field, changes in (("tests", hidden.tests), ("solution", hidden.solution)):
-        if wrong := _wrong_changes(f"hidden.{field}", changes):
+        if wrong := wrong_changes(f"hidden.{field}", changes):
             return wrong
     if both := set(hidden.fail_to_pass) & set(hidden.pass_to_pass):
         return "hidden.pass_to_pass", f"found {min(both)!r:.100}, which stands in fail_to_pass as well"
@@ -100,7 +100,8 @@ def wrong_hidden(hidden: RepositoryHidden, tree: Tree | None = None) -> Wrong | 
     return None
 
 
-def _wrong_changes(field: str, changes: Mapping[str, Change]) -> Wrong | None:
+def wrong_changes(field: str, changes: Mapping[str, Change]) -> Wrong | None:
+    """Return why changes cannot be put into a tree, or None. `field`: what holds them."""
     for path in changes:
         if wrong := wrong_path(path):
             return f"{field}[{path:.100}]", wrong

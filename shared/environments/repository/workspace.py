@@ -30,7 +30,7 @@ from shared.sandbox.contract import WORKSPACE, Decision, Sandbox
 from shared.together import together
 
 _RELIEVE_S = 10.0
-_NOT_RUN = "not run: the attempt ended before it"
+_NOT_RUN = "not run: the work was submitted before it"
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class RepositoryWorkspace:
     async def submission(self) -> Submission:
         with suppress(SandboxUnavailable):
             await self.box.shell.close()  # nothing changes a file while it is read
-        found = await self._changes()
+        found = await self.changes()
         if isinstance(found, str):
             self.notes["submission"] = f"nothing was submitted: {found}"
             return Submission()
@@ -102,6 +102,10 @@ class RepositoryWorkspace:
         self._spilled = found.spilled
         self.box.shell.renew(found.folder)
         return self._brief
+
+    def go_on(self) -> None:
+        """Take calls again after one that submitted."""
+        self._ended = False
 
     async def close(self) -> None:
         async with AsyncExitStack() as last:  # whatever one of them raises, the sandbox is closed
@@ -145,10 +149,10 @@ class RepositoryWorkspace:
         return cutting.joined(text, parts, path)
 
     async def _unsubmittable(self) -> str | None:
-        found = await self._changes()
+        found = await self.changes()
         return f"cannot submit: {found}" if isinstance(found, str) else None
 
-    async def _changes(self) -> dict[str, Change] | str:
+    async def changes(self) -> dict[str, Change] | str:
         """Return what differs from the base, or why that is too much. Links and devices are left out, and noted."""
         scanned = await self._scanned()
         if isinstance(scanned, str):

@@ -924,3 +924,14 @@ def test_nothing_is_announced_before_a_trainer_was_heard_of(engine: Engine) -> N
     assert not [said for said in room.said if isinstance(said, m.GroupReady)]
     room.tell(m.IncarnationStarted(run=RUN, incarnation=0, step=0, parent=-1))
     assert [(said.group, said.incarnation) for said in room.said if isinstance(said, m.GroupReady)] == [(group.id, 0)]
+
+
+def test_a_group_says_what_each_step_earned_also_after_the_scheduler_began_anew(room: Room) -> None:
+    group = next(iter(room.ws.open.values()))
+    verdict = m.Verdict(solved=False, passed=1, total=2, steps=[0.25, 0.0])
+    *keys, last = [room.key(a) for a in group.attempts]
+    room.tell(*[room.scored(key, reward=0.5, verdict=verdict, terms={"solved": 0.5}) for key in keys])
+    room.desk = Desk(Store(room.engine), lambda ref: room.run_config)
+    room.tell(room.scored(last))
+    (ready,) = [said for said in room.said if isinstance(said, m.GroupReady)]
+    assert [member.steps for member in ready.members] == [*([[0.5, 0.0]] * len(keys)), msgspec.UNSET]
