@@ -63,7 +63,7 @@ trl-ready: $(TRL)/ready
 
 fuzz: fuzz-ready ## schemathesis against the services' HTTP, in an environment of its own (ETUDE_FUZZ_CASES)
 	@ETUDE_TEST_FUZZ=require OMP_NUM_THREADS=1 PYTHONPATH=. $(FUZZ)/bin/python -m pytest tests/integration/test_engine_fuzz.py \
-	  tests/integration/test_console_fuzz.py
+	  tests/integration/test_console_fuzz.py tests/integration/test_endpoint_fuzz.py
 
 renderers: setup ## the chat renderers against published templates and the package renderers, in an environment of its own (ETUDE_CONVERSATIONS)
 	@[ -e $(RENDERERS)/ready ] || { $(BIN)/python -m venv $(RENDERERS) && $(BIN)/python -c "$(PACKAGES)" > \

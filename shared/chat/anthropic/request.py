@@ -45,7 +45,9 @@ class _Tool(msgspec.Struct, kw_only=True):
     type: Literal["custom"] | None = None
 
 
-class _Request(msgspec.Struct, kw_only=True):
+class Request(msgspec.Struct, kw_only=True):
+    """The fields of `/v1/messages` that are read."""
+
     messages: list[dict[str, Any]]
     max_tokens: int
     model: str = "etude"
@@ -58,7 +60,6 @@ class _Request(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None  # not Anthropic's: answer `prompt_token_ids` and `token_ids`
 
 
-_DECODER = msgspec.json.Decoder(_Request)
 _FIELDS = msgspec.json.Decoder(dict[str, Any])
 _COUNT = {"max_tokens": 1}
 
@@ -67,14 +68,14 @@ def asked_of(body: bytes, *, counting: bool = False) -> Asked:
     """Return what a request asks. `counting`: of /v1/messages/count_tokens, which has no `max_tokens`. Raises BadRequest."""
     try:
         fields = _FIELDS.decode(body or b"{}")
-        asked = msgspec.convert({**_COUNT, **fields} if counting else fields, _Request)
+        asked = msgspec.convert({**_COUNT, **fields} if counting else fields, Request)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise BadRequest(f"request body: {error}") from None
     except RecursionError:
         raise BadRequest(NESTED) from None
     refuse_others(fields, _SAMPLING, why=BIASED)
     refuse_others(fields, _NEUTRAL)
-    refuse_unknown(fields, _Request.__struct_fields__, {*_SAMPLING, *_NEUTRAL, *_IGNORED}, where="")
+    refuse_unknown(fields, Request.__struct_fields__, {*_SAMPLING, *_NEUTRAL, *_IGNORED}, where="")
     _check(asked)
     system = [Turn("system", _system(asked.system))] if asked.system else []
     turns = [turn for i, message in enumerate(asked.messages) for turn in _turns(f"messages[{i}]", message)]
@@ -90,7 +91,7 @@ def asked_of(body: bytes, *, counting: bool = False) -> Asked:
     )
 
 
-def _check(asked: _Request) -> None:
+def _check(asked: Request) -> None:
     if not asked.messages:
         raise BadRequest("messages: found none; allowed: 1 and more")
     if asked.max_tokens < 1:
@@ -116,7 +117,7 @@ def _system(found: str | list[dict[str, Any]]) -> str:
     return found if isinstance(found, str) else _text("system", found)
 
 
-def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
+def _tools(asked: Request) -> tuple[ToolSpec, ...]:
     if (asked.tool_choice or {}).get("type") == "none":
         return ()
     return tuple(_tool(f"tools[{i}]", raw) for i, raw in enumerate(asked.tools or ()))
