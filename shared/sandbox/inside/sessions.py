@@ -23,6 +23,7 @@ _CLEAR_S = 2.0  # for the kernel to end what an interrupted script has left
 _DRAIN = 1 << 20  # the most that a pipe can hold
 _MAX_ORDER = 1 << 15  # what a pipe surely takes at once
 _CROWDED = 0.75  # of the limit on processes: then the session is ended
+_READS = 5  # of the processes of a session, before those that come and go meanwhile are given up
 
 
 class _Script:
@@ -110,6 +111,7 @@ class Session(Cell):
                 os.close(fd)
             raise
         self._spared: set[tuple[int, int]] = set()
+        self._moving = False  # background processes forked or ended while they were last read: `_spared` may lack some
         self._restless = False  # background processes of earlier scripts have forked while no script ran
         for fd in (self._in, *self._ends):
             os.set_blocking(fd, False)
@@ -119,10 +121,10 @@ class Session(Cell):
     def run(self, request: int, head: dict[str, Any], blob: bytes) -> None:
         if self._script is not None:
             raise ValueError("session: found a script running; one at a time")
-        before = self._spared
-        if before and self._crowded():
+        before, moving = self._spared, self._moving
+        if (before or moving) and self._crowded():
             raise KeyError("shell: background processes leave no room for another")
-        self._restless = not self._spared <= before
+        self._restless = moving or not self._spared <= before
         script, stdin = blob[: head["script"]], blob[head["script"] :]
         path = "/dev/null"
         mark = os.urandom(12).hex()
@@ -148,16 +150,22 @@ class Session(Cell):
     def _crowded(self) -> bool:
         """Remember the background processes, which outlive a script that is interrupted. Return whether they are so many that
         no script could run beside them, as a fork bomb's."""
-        table = tree.read_below(self.pid)
+        for _ in range(_READS):
+            table = tree.read_below(self.pid)
+            self._moving = len(table) > 2 and self._missed(table)  # the keeper and the shell alone: nothing is left
+            if not self._moving:
+                break
         pids = tree.below(table, self.pid)
         self._spared = {(pid, table[pid].started) for pid in pids if pid != self._shell(table)}
         return self._full(sum(table[pid].threads for pid in pids))
 
     def _own_crowd(self, earlier: set[tuple[int, int]]) -> bool:
-        """Return whether the shell's children, without those of before, fill the session. An orphan's script is not known: where
-        processes of before have forked by themselves, orphans count as theirs."""
+        """Return whether the script's processes fill the session: those below the shell and the orphans, without the processes of
+        `earlier` and what descends from them. An orphan's script is not known: where processes of before have forked by
+        themselves, orphans count as theirs."""
         table = tree.read_below(self.pid)
-        own = tree.below(table, self._shell(table), earlier)
+        shell_pid = self._shell(table)
+        own = tree.below(table, shell_pid if self._restless else self.pid, earlier) - {shell_pid}
         return self._full(sum(table[pid].threads for pid in own))
 
     def _full(self, threads: int) -> bool:
@@ -316,7 +324,7 @@ class Session(Cell):
             cause, earlier = "signalled" if 128 < code <= 192 else "exited", self._spared
             if self._crowded():
                 script.cause = "process_limit"
-                if self._restless and not self._own_crowd(earlier):  # a fork bomb of before: not this script's doing
+                if not self._own_crowd(earlier):  # a fork bomb of before: not this script's doing
                     script.code, script.cause = code, cause
                 self._end(script)
                 return
