@@ -42,6 +42,7 @@ PANELS = {
         "measure",
         "eval",
         "compare",
+        "study",
         "problem",
         "rollout",
         "figures",

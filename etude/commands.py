@@ -34,11 +34,13 @@ def register(app: typer.Typer) -> None:
     app.command()(compare)
     from etude import exchanging, letters, planning, runs, topics
     from etude.figures import command as figures
+    from etude.study import command as study
 
     exchanging.register(app)
     runs.register(app)
     figures.register(app)
     app.add_typer(planning.app, name="plan")
+    app.add_typer(study.app, name="study")
     app.add_typer(letters.app, name="dlq")
     app.add_typer(topics.app, name="topics")
 

@@ -1,0 +1,1 @@
+"""`etude study scaling`: the same policy after several amounts of continued pretraining, each through the same SFT and RL."""

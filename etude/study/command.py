@@ -1,0 +1,106 @@
+"""The commands below `etude study`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_LAST = 15  # lines of a command that failed
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Experiments over several trainings: what more pretraining is worth after RL.",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def group() -> None:
+    """Keep `scaling` a command below `study`, although it is the only one."""
+
+
+@app.command()
+def scaling(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What the study is told (docs/phases.md).")],
+    check: Annotated[bool, typer.Option("--check", help="Check the study and both phases, and train nothing.")] = False,
+) -> None:
+    """Several amounts of continued pretraining, the same SFT, the same RL: loss after SFT against reward after RL.
+
+    Each level has a folder of its own below `out`, and a platform of its own for RL. The same command goes on after an
+    interruption. `out` gets study.json, study.md (the table) and study.png (the picture).
+
+    Example: etude study scaling docs/examples/phases/scaling.toml
+
+    Exit code 1: a stage failed, and the text says which. 2: the configuration cannot be used, and nothing was written.
+    """
+    from etude.study.config import BadStudy, phase, read
+    from etude.study.report import markdown, plot
+    from etude.study.scaling import StudyStopped, run
+    from shared.output import NotWritable, write_whole
+
+    def say(text: str) -> None:
+        typer.echo(f"study: {text}", err=True)
+
+    try:
+        told = read(config)
+        out = Path(told.out)
+        for name in (told.cpt, told.sft):
+            phase(Path(name), out=out)
+    except BadStudy as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    if check:
+        levels_told = ", ".join(f"{tokens:,}" for tokens in told.levels)
+        typer.echo(f"{len(told.levels)} levels of {levels_told} tokens, {told.rl.minutes:g} minutes of RL each")
+        return
+    try:
+        levels = run(told, etude, say)
+        write_whole(out / "study.json", _json(levels))
+        write_whole(out / "study.md", markdown(levels))
+        plot(levels).savefig(out / "study.png", dpi=110)
+    except (StudyStopped, BadStudy, NotWritable) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("study: interrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(markdown(levels))
+    typer.echo(f"{out}/study.json, study.md, study.png")
+
+
+def _json(levels: Sequence[object]) -> str:
+    import json
+
+    return json.dumps({"levels": [asdict(one) for one in levels]}, indent=2) + "\n"  # type: ignore[call-overload]
+
+
+def etude(words: Sequence[str], state: Path) -> str:
+    """Run one command of `etude` with a folder as its state. Progress goes to this terminal. Raises StudyStopped."""
+    from etude.study.scaling import StudyStopped
+
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ETUDE_") or name in _KEPT}
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", *words],
+        env={**own, "ETUDE_STATE": str(state)},
+        stdout=subprocess.PIPE,
+        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        last = "\n".join((done.stdout + (done.stderr or "")).strip().splitlines()[-_LAST:])
+        raise StudyStopped(
+            f"etude {' '.join(words)} (ETUDE_STATE={state}) ended with exit code {done.returncode}:\n{last}\n"
+            "Mend it; the same `etude study` goes on from there"
+        )
+    return done.stdout
+
+
+_KEPT = ("ETUDE_SANDBOX", "ETUDE_SANDBOX_IMAGE")  # of a machine; stores and servers are the study's own
