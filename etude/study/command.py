@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from threading import Thread
+from typing import IO, Annotated
 
 import typer
 
@@ -87,20 +89,39 @@ def etude(words: Sequence[str], state: Path) -> str:
     from etude.study.scaling import StudyStopped
 
     own = {name: value for name, value in os.environ.items() if not name.startswith("ETUDE_") or name in _KEPT}
-    done = subprocess.run(
+    tty = sys.stderr.isatty()  # then progress is drawn on it; else its lines are passed on, and kept for the error
+    process = subprocess.Popen(
         [sys.executable, "-m", "etude.cli", *words],
         env={**own, "ETUDE_STATE": str(state)},
         stdout=subprocess.PIPE,
-        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+        stderr=None if tty else subprocess.PIPE,
         text=True,
     )
-    if done.returncode:
-        last = "\n".join((done.stdout + (done.stderr or "")).strip().splitlines()[-_LAST:])
+    last: deque[str] = deque(maxlen=_LAST)
+    passing = Thread(target=_pass_on, args=(process.stderr, last)) if process.stderr is not None else None
+    if passing is not None:
+        passing.start()
+    try:
+        said = process.stdout.read() if process.stdout is not None else ""
+        code = process.wait()
+    finally:
+        if process.poll() is None:  # Ctrl-C reaches it too: it ends what it began
+            process.wait()
+    if passing is not None:
+        passing.join()
+    if code:
+        text = "\n".join([*said.strip().splitlines()[-_LAST:], *last])
         raise StudyStopped(
-            f"etude {' '.join(words)} (ETUDE_STATE={state}) ended with exit code {done.returncode}:\n{last}\n"
+            f"etude {' '.join(words)} (ETUDE_STATE={state}) ended with exit code {code}:\n{text}\n"
             "Mend it; the same `etude study` goes on from there"
         )
-    return done.stdout
+    return said
+
+
+def _pass_on(lines: IO[str], last: deque[str]) -> None:
+    for line in lines:
+        last.append(line.rstrip("\n"))
+        typer.echo(line, nl=False, err=True)
 
 
 _KEPT = ("ETUDE_SANDBOX", "ETUDE_SANDBOX_IMAGE")  # of a machine; stores and servers are the study's own
