@@ -138,8 +138,8 @@ class Grader:
             behaviour = observed(Seen(trajectory, given), computed())
         else:
             folder, why = self._formats.of(item.run) if self._formats is not None else ("", "")
-            behaviour = self._workers.look(look_of(packed, given, brief, folder, why))
-        question = Question(task_of(brief), given, Seen(trajectory, given).after)
+            behaviour = self._workers.look(look_of(packed, given, brief, folder, why, problem.task))
+        question = Question(problem.task or task_of(brief), given, Seen(trajectory, given).after)
         return _Prepared(item, problem.kind, Grading(problem, hidden, submission), behaviour, question)
 
 
@@ -152,14 +152,17 @@ def task_of(brief: Brief) -> str:
     return "\n".join(message.content for message in brief.messages if message.role == "user")
 
 
-def look_of(packed: bytes, given: Mapping[str, str], brief: Brief, folder: str, unreadable: str) -> Look:
-    """Return what the terms look at. `folder`: of the run's tokenizer; the empty string: `unreadable` says why there is none."""
+def look_of(
+    packed: bytes, given: Mapping[str, str], brief: Brief, folder: str, unreadable: str, task: str = ""
+) -> Look:
+    """Return what the terms look at. `folder`: of the run's tokenizer; the empty string: `unreadable` says why there is none.
+    `task`: empty: what the brief tells."""
     return Look(
         names=computed(),
         trajectory=packed,
         before=dict(given),
         tools=[Tool(tool.name, tool.description, dict(tool.parameters), tool.effect) for tool in brief.tools],
-        task=task_of(brief),
+        task=task or task_of(brief),
         checkpoint=folder,
         unreadable=unreadable,
     )

@@ -142,7 +142,7 @@ def completed(
             environment = environments.of(problem)
             submission = unpack(packed).submission
             given = environment.given(problem, [*submission.files, *submission.changes])
-            look = look_of(packed, given, environment.brief(problem), *formats.of(run.run))
+            look = look_of(packed, given, environment.brief(problem), *formats.of(run.run), task=problem.task)
             found = workers.look(msgspec.structs.replace(look, names=lacking))
         except Exception as error:  # one attempt that cannot be read is named, and the others go on
             reason = f"{type(error).__name__}: {error}"

@@ -89,6 +89,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         """The repository that the problem is of, as its origin or its cell names it. Empty: it is of none."""
         return ""
 
+    @property
+    def task(self) -> str:
+        """All that the agent is told to do, for behaviour terms and a judge. Empty: what it is told at the beginning is all."""
+        return ""
+
     def levels(self, hidden: Any) -> list[str]:
         """Return the problem's levels of hardness, each as a tag such as "language-python": problems that share one are
         alike in it. Empty: the kind has none. `hidden`: the problem's hidden part."""

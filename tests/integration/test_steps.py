@@ -107,6 +107,8 @@ def test_an_attempt_earns_for_each_step_what_it_had_done_when_it_submitted_that_
     trajectory = unpack(pack(attempt.trajectory))
     assert [sorted(changes) for changes in trajectory.submission.steps] == [[], ["calc.py", "note.txt", "units.py"]]
     earned = Verdict(solved=False, passed=1, total=2, steps=[0.0, 0.5])
+    ((problem, _),) = import_jsonl(lines)
+    assert problem.task == "`add` subtracts. Repair it.\n\nNow a kilometre: see note.txt."
     reward, terms = score(RewardConfig(solved=2.0, length=None, behaviour={}), earned, trajectory.effort, {})
     assert (reward, earned_by_step(earned, terms)) == (1.0, [0.0, 1.0])
     assert credit.submitting(trajectory) == [1, 4]
@@ -215,6 +217,7 @@ def test_a_gate_shuts_what_follows_and_the_last_step_may_earn_all() -> None:
 
 def test_admission_grades_every_steps_solution_and_its_cheats(tmp_path: Path) -> None:
     environment, problem = laboratory(tmp_path)
+    assert environment.given(problem, ["note.txt", "calc.py", "x"]) == {"note.txt": "1000\n", "calc.py": CALC}
     assert sorted(environment.cheats(problem, hidden()))[:2] == [
         "conftest passes all in step 1",
         "conftest passes all in step 2",

@@ -52,6 +52,12 @@ class StepsEnvironment(RepositoryEnvironment):
         assert isinstance(inner, RepositoryWorkspace)
         return StepsWorkspace(inner, problem)
 
+    def given(self, problem: RepositoryProblem, paths: Sequence[str]) -> Mapping[str, str]:
+        """The files of later steps, too, are given."""
+        assert isinstance(problem, StepsProblem)
+        texts = {path: file.text for step in problem.then for path, file in step.files.items() if file.text is not None}
+        return {**super().given(problem, paths), **{path: text for path, text in texts.items() if path in paths}}
+
     def grading_s(self, problem: RepositoryProblem) -> float:
         assert isinstance(problem, StepsProblem)
         return (1 + len(problem.then)) * super().grading_s(problem)

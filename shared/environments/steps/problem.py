@@ -30,6 +30,10 @@ class StepsProblem(RepositoryProblem, frozen=True, kw_only=True):
     kind: Literal["steps"] = "steps"  # type: ignore[assignment]
     then: list[Then]
 
+    @property
+    def task(self) -> str:
+        return "\n\n".join([self.prompt, *(step.prompt for step in self.then)])
+
     def levels(self, hidden: StepsHidden) -> list[str]:  # type: ignore[override]
         return levels(self, hidden.of(len(hidden.steps) - 1))
 
