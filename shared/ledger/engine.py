@@ -16,7 +16,7 @@ from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine,
 from sqlalchemy.exc import InvalidatePoolError
 
 from shared import storable
-from shared.ledger import addresses
+from shared.ledger import addresses, rights
 from shared.settings import without_credentials
 from shared.sqlite import write_ahead
 
@@ -112,7 +112,7 @@ def _leave_demoted(session: Any, record: Any, _: Any) -> None:
 
 def _only_reads(session: Any) -> bool:
     with session.cursor() as cursor:
-        cursor.execute("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
+        cursor.execute(rights.ONLY_READS)
         found = bool(cursor.fetchone()[0])
     session.rollback()
     return found

@@ -102,6 +102,19 @@ def test_a_reader_of_a_standby_keeps_its_session(engine: Engine) -> None:
     reader.dispose()
 
 
+def test_who_looks_before_the_start_refuses_a_server_that_only_reads(engine: Engine) -> None:
+    """The doctor and the front door, which would else be green while no run can begin."""
+    options = f"{engine.url.query['options']} -cdefault_transaction_read_only=on"
+    standby = ledger.connect(engine.url.update_query_dict({"options": options}).render_as_string(hide_password=False))
+    with pytest.raises(ledger.LedgerUnavailable, match=r"only reads.*Way out: name the primary"):
+        ledger.reach(standby)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    with pytest.raises(ledger.LedgerUnavailable, match=r"only reads.*Way out: name the primary"):
+        ledger.upgrade(standby)
+    standby.dispose()
+
+
 def test_the_desk_takes_the_same_batch_again(engine: Engine) -> None:
     room = Room(engine).begin()
     fail_over(engine)
