@@ -363,8 +363,9 @@ class KafkaBus:
         found = {}
         for partition in partitions:
             position = committed[partition].offset if partition in committed else -1
-            at = max(position, first[partition].offset)
-            found[names[partition.topic].name, partition.partition] = Standing(at, end[partition].offset)
+            last = end[partition].offset
+            at = min(max(position, first[partition].offset), last)  # beyond it: a position of a log that was deleted
+            found[names[partition.topic].name, partition.partition] = Standing(at, last)
         return found
 
     def _drop_admin(self) -> None:

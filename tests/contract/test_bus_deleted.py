@@ -91,13 +91,13 @@ def test_a_position_that_a_member_committed_late_is_not_taken_for_one_of_the_new
         cluster = Cluster.parse(world.url)
         partition = TopicPartition(cluster.physical(world.topic.name), part)
 
-        def commit(log: uuid.UUID | None) -> None:
+        def commit(position: int, log: uuid.UUID | None) -> None:
             member = KafkaConsumer(
                 **cluster.options(), group_id=cluster.physical(world.group), enable_auto_commit=False
             )
             try:
                 member.assign([partition])
-                member.commit({partition: OffsetAndMetadata(3, marked("", log), -1)})
+                member.commit({partition: OffsetAndMetadata(position, marked("", log), -1)})
             finally:
                 member.close(autocommit=False)
 

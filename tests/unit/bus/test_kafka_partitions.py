@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from shared.bus.gone import Gone
 from shared.bus.inbox import Inbox
 from shared.bus.kafka_batches import Record
 from shared.bus.kafka_partitions import Partitions, marked, unmarked
@@ -86,6 +87,17 @@ def test_what_is_committed_names_its_log_and_is_not_committed_twice() -> None:
     heir = reading()
     heir.assigned([HERE], moved, {"alerts": OLD})
     assert [item.offset for item, _ in heir.take({HERE: records(4, 5, 6)})] == [4, 6]
+
+
+@pytest.mark.parametrize("group", ["g", None])
+def test_every_reader_finds_what_retention_deleted_while_it_read(group: str | None) -> None:
+    partitions = reading(group)
+    partitions.take({HERE: records(0, 1)})
+    came = {HERE: records(7)}
+    assert partitions.to_ask([HERE], {HERE: records(2)}) == []
+    assert partitions.to_ask([HERE], came) == [HERE]
+    assert partitions.gone({HERE: 7}, came) == [Gone("alerts", 0, first=2, last=6, count=5)]
+    assert partitions.to_ask([HERE], came) == []
 
 
 @given(st.sampled_from(["", "etude:1", "etude:1-3,5"]), st.uuids())
