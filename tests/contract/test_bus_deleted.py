@@ -101,11 +101,11 @@ def test_a_position_that_a_member_committed_late_is_not_taken_for_one_of_the_new
             finally:
                 member.close(autocommit=False)
 
-        for log, first in (
-            (uuid.uuid4(), 0),
-            (None, 3),
-        ):  # without a name it is believed, as an earlier release wrote it
-            await asyncio.to_thread(commit, log)
+        await asyncio.to_thread(commit, 30, uuid.uuid4())
+        assert (await bus.standing([world.topic], world.group))[world.topic.name, part] == Standing(5, 5)
+        # Without a name it is believed, as an earlier release wrote it.
+        for log, first in ((uuid.uuid4(), 0), (None, 3)):
+            await asyncio.to_thread(commit, 3, log)
             reader = world.open("reader")
             got = await take(reader.deliveries([world.topic], world.group, 50), 5 - first)
             assert texts(got) == [str(n) for n in range(first, 5)]
