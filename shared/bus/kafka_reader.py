@@ -333,7 +333,9 @@ class Reader(AsyncConsumerRebalanceListener):
 
     def _moved(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What there is to commit."""
-        return self._partitions.moved(partitions, self._consumer.topic_ids(self._topics) if self.group else {})
+        if not self._partitions.leases:  # perhaps there is no consumer yet
+            return {}
+        return self._partitions.moved(partitions, self._consumer.topic_ids(self._topics))
 
     def _commit(self) -> bool:
         """False: the group is between two assignments, and takes no commit until the join has ended."""
