@@ -111,14 +111,14 @@ class MinioPair(Pair):
     name = "minio"
 
     def prepare(self) -> None:
-        data = self.folders[1] / self.name / "data"
-        data.parent.mkdir()
-        data.symlink_to(self.folders[0] / self.name / "data")
+        (self.folders[1] / self.name).mkdir()
 
     def fail_over(self) -> None:
         if process := self.first.process:
             process.send_signal(self.first.stop)
             psutil.wait_procs([process], timeout=30)
+        first, second = (Place(folder / self.name, (), "").data for folder in self.folders)
+        first.rename(second)
         self.start_second()
         self.address.port = self.second.ports[0]
 
