@@ -108,7 +108,7 @@ class KafkaBus:
         with telemetry_spans.sending() as sending:
             encoded = []
             for topic, key, message in items:
-                key = storable.text(key)  # as the message says it
+                key = storable.encodable(key)  # as the message says it
                 data, headers = codec.encode(topic, message)
                 sending.message(topic, key, message, data, headers)
                 encoded.append((topic, key, data, headers))

@@ -64,7 +64,7 @@ class SqliteBus:
         rows = []
         with telemetry_spans.sending() as sending:
             for topic, key, message in items:
-                key = storable.text(key)  # as the message says it
+                key = storable.encodable(key)  # as the message says it
                 data, headers = codec.encode(topic, message)
                 sending.message(topic, key, message, data, headers)
                 rows.append(Row(topic.name, partition_of(key, topic.partitions), key, data, json.dumps(headers)))
