@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 NUL, SURROGATE = "\N{SYMBOL FOR NULL}", "\N{REPLACEMENT CHARACTER}"  # neither is longer than what it replaces in JSON
+_LONE = re.compile("[\ud800-\udfff]")
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 # The escape of NUL in JSON: after an even number of backslashes, or it is text that looks like one.
 _ESCAPED = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -19,6 +20,11 @@ _ESCAPED = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 def text(value: str) -> str:
     """Return the text with U+2400 for each NUL and U+FFFD for each lone surrogate. Idempotent."""
     return value if value.isascii() and "\0" not in value else _UNFIT.sub(_fit, value)
+
+
+def encodable(value: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate: text that UTF-8 has. NUL stays. Idempotent."""
+    return value if value.isascii() else _LONE.sub(SURROGATE, value)
 
 
 def without_nul(data: bytes) -> bytes:

@@ -21,7 +21,11 @@ class Address:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.port))
+                except OSError:  # nobody serves at this moment
+                    client.close()
+                    continue
                 self._open += [client, server]
                 for one, other in ((client, server), (server, client)):
                     threading.Thread(target=self._copy, args=(one, other), daemon=True).start()

@@ -62,6 +62,13 @@ class Postgres:
         self._must("postgres", ["--single", "-D", str(new), "postgres"], f"CREATE DATABASE {DATABASE}\n")
         new.rename(place.data)
 
+    def stand_by(self, place: Place, primary: str) -> None:
+        """Make the data of a standby, which follows the server at the URL `primary`. Needs `install`, and pg_basebackup from the
+        client's package."""
+        self._must(
+            "pg_basebackup", ["-D", str(place.data), "-d", primary, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        )
+
     def launch(self, place: Place) -> Launch:
         options = [f"--{name}={value}" for name, value in {**OPTIONS, "port": str(place.port)}.items()]
         arguments = [*somebody(), self._tool("postgres"), "-D", str(place.data), *options]

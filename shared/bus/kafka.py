@@ -35,7 +35,7 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from shared import telemetry_spans
+from shared import storable, telemetry_spans
 from shared.bus import BusUnavailable, Standing, dead_letters
 from shared.bus.assignment import partition_of
 from shared.bus.gone import Gone, alert_of_deleted, count
@@ -108,6 +108,7 @@ class KafkaBus:
         with telemetry_spans.sending() as sending:
             encoded = []
             for topic, key, message in items:
+                key = storable.encodable(key)  # as the message says it
                 data, headers = codec.encode(topic, message)
                 sending.message(topic, key, message, data, headers)
                 encoded.append((topic, key, data, headers))
@@ -362,8 +363,9 @@ class KafkaBus:
         found = {}
         for partition in partitions:
             position = committed[partition].offset if partition in committed else -1
-            at = max(position, first[partition].offset)
-            found[names[partition.topic].name, partition.partition] = Standing(at, end[partition].offset)
+            last = end[partition].offset
+            at = min(max(position, first[partition].offset), last)  # beyond it: a position of a log that was deleted
+            found[names[partition.topic].name, partition.partition] = Standing(at, last)
         return found
 
     def _drop_admin(self) -> None:

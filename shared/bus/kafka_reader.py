@@ -1,8 +1,7 @@
 """The reading side of the bus on Kafka: one consumer in one thread per `deliveries()`.
 
 Invariants
-- Commits are the adapter's own, lowest contiguous offset per partition, never automatic; what is finished beyond it rides in
-  the commit's metadata, and the next owner does not hand it out again.
+- Commits are the adapter's own, never automatic (`kafka_partitions` says what is in them).
 - An inbox that stays full pauses its partitions, so that the consumer stays in its group, and takes its part in rebalances, while
   nothing is read.
 - A join that was begun is seen to its end before anything else is read: the group takes no commits meanwhile, and what is
@@ -10,8 +9,7 @@ Invariants
 - Rebalances are cooperative: only partitions that move are revoked, and a revoked one waits a short while for what is in
   flight before its position is committed and handed over.
 - A consumer that breaks is made anew, after a pause that grows; what it held comes again.
-- A topic that was deleted and made again is another log: it is read from its beginning, and no position of the old log is
-  committed to it.
+- A topic that was deleted and made again is another log: it is read from its beginning.
 - A message is buried by the owner of its partition alone. Its dead letter and its position are two writes: where the partition
   is lost, or the process dies, between them, the next owner writes a second letter (of the same `dead-letter-source`).
 """
@@ -25,7 +23,6 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
-from uuid import UUID
 
 import structlog
 from kafka import TopicPartition
@@ -40,13 +37,12 @@ from kafka.errors import (
 from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable
-from shared.bus.gone import Gone, missing
-from shared.bus.inbox import Inbox, Lease, Received
-from shared.bus.kafka_batches import Record
+from shared.bus.gone import Gone
+from shared.bus.inbox import Inbox, Received
 from shared.bus.kafka_clients import FETCH_MS, Consumer
 from shared.bus.kafka_cluster import Cluster
-from shared.bus.kafka_records import REASON_BYTES, received
-from shared.bus.tracking import read_ranges
+from shared.bus.kafka_partitions import Partitions, Records
+from shared.bus.kafka_records import REASON_BYTES
 from shared.contracts.topics import Topic
 
 POLL_MS = 50  # a consumer cannot be woken: acknowledgements wait so long for their commit at most
@@ -83,28 +79,23 @@ class Writer(Protocol):
 class Reader(AsyncConsumerRebalanceListener):
     """One consumer in one thread, from `deliveries()` to the end of its iterator.
 
-    The listener's calls come from the consumer's own I/O thread, while `poll` may be running: `_lock` guards the leases,
-    and is never held over a call to the broker.
+    The listener's calls come from the consumer's own I/O thread, while `poll` may be running: the lock of the partitions guards
+    all that both touch, and is never held over a call to the broker.
     """
 
     def __init__(self, bus: Writer, topics: Sequence[Topic], group: str | None, max_in_flight: int, name: str) -> None:
         self.group = group
         self._signal = threading.Event()
-        self._lock = threading.RLock()
         self.inbox = Inbox(max_in_flight, self._signal.set, group)
         self._bus = bus
         self._cluster = bus.cluster
         self._topics = {bus.cluster.physical(topic.name): topic for topic in topics}
-        self._leases: dict[TopicPartition, Lease] = {}
-        self._known: dict[TopicPartition, OffsetAndMetadata] = {}  # as earlier owners committed
-        self._next: dict[TopicPartition, int] = {}  # offsets that the log should give next, where we know them
-        self._fresh: set[TopicPartition] = set()  # assigned, and not yet asked what of them exists
-        self._ids: dict[str, UUID] = {}  # of the topics that were read last, by their physical names
+        self._partitions = Partitions(self._topics, group, self.inbox)
+        self._lock = self._partitions.lock
         self._burying: list[tuple[Received, str]] = []
         self._grace_s = REVOKE_GRACE_S
         self._paused = False
         self._full_since = math.inf  # monotonic
-        self._notes = True  # what is finished beyond a position is told to the broker
         self._next_commit = 0.0
         self._busy_at = time.monotonic()
         self._back_off_s = BACK_OFF_S
@@ -134,7 +125,7 @@ class Reader(AsyncConsumerRebalanceListener):
         thread, and may be cancelled: while the broker is away, or a join takes long, it is for the caller to give up."""
         done: Future[None] = Future()
         with self._lock:
-            if self._ended or not (self.inbox.settled or self._burying or self._moved(self._leases)):
+            if self._ended or not (self.inbox.settled or self._burying or self._moved(self._partitions.leases)):
                 done.set_result(None)
                 return done
             self._flushes.append(done)
@@ -155,7 +146,7 @@ class Reader(AsyncConsumerRebalanceListener):
                 said = str(error) or repr(error)
                 self.trouble = f"{', '.join(sorted(self._topics))} cannot be read (group {self.group}): {said}"
                 log.error("bus.kafka", error=said, topics=list(self._topics), group=self.group)
-                self._lose(list(self._leases))
+                self._partitions.lose(list(self._partitions.leases))
                 self._rest()
             except BaseException as error:
                 log.exception("bus.reader_died")
@@ -189,7 +180,7 @@ class Reader(AsyncConsumerRebalanceListener):
         consumer = Consumer.open(self._cluster, self._name, self.group, self._topics)
         self._consumer = consumer
         if self.group is None:
-            self._next.clear()  # all is read again
+            self._partitions.begin()
         try:
             if self.group is None:
                 partitions = [TopicPartition(name, p) for name, t in self._topics.items() for p in range(t.partitions)]
@@ -270,28 +261,15 @@ class Reader(AsyncConsumerRebalanceListener):
         self._consumer.hold_fetches(IDLE_FETCH_MS if idle else FETCH_MS)
         return IDLE_POLL_MS if idle else POLL_MS
 
-    def _made_again(self) -> set[str]:
-        """Return the topics that were deleted and made again since they were read."""
-        with self._lock:
-            ids = self._consumer.topic_ids(self._topics)
-            return {name for name, topic_id in ids.items() if self._ids.setdefault(name, topic_id) != topic_id}
-
-    def _begin_again(
-        self, consumer: Consumer, records: dict[TopicPartition, list[Record]]
-    ) -> dict[TopicPartition, list[Record]]:
-        """Go to the beginning of every topic that was made again. Return the records of the others."""
-        again = self._made_again()
-        # A client that asks by names alone may read the new log before it hears of its id: offsets then go back.
-        again |= {p.topic for p, found in records.items() if found[0].offset < self._next.get(p, 0)}
+    def _begin_again(self, consumer: Consumer, records: Records) -> Records:
+        """Go to the beginning of every log that is another than before. Return the records of the others."""
+        again, partitions = self._partitions.begin_again(
+            consumer.assignment(), consumer.topic_ids(self._topics), records
+        )
         if not again:
             return records
         names = sorted(self._topics[name].name for name in again)
         log.error("bus.topic_made_again", topics=names, group=self.group)
-        partitions = [partition for partition in consumer.assignment() if partition.topic in again]
-        self._lose(partitions)
-        with self._lock:
-            self._ids.update(consumer.topic_ids(again))
-            self._fresh.update(partitions)
         if partitions:
             consumer.seek_to_beginning(*partitions)
         if self._past is not None:  # what was there at the start is no more
@@ -299,61 +277,25 @@ class Reader(AsyncConsumerRebalanceListener):
             if not self._past:
                 self.inbox.past_read()
         self._bus.deleted(self.group, names)
-        return {partition: found for partition, found in records.items() if partition.topic not in again}
+        return {partition: found for partition, found in records.items() if partition not in partitions}
 
-    def _look_for_gone(self, consumer: Consumer, records: dict[TopicPartition, list[Record]]) -> None:
-        """Says how many records retention deleted before we read them: those between a position and the oldest record that
-        exists. A partition of which nothing was committed gets its position now, or what goes before the first record comes
-        would be missed by nobody."""
-        with self._lock:
-            asked = self._fresh | {
-                partition
-                for partition, found in records.items()
-                if found[0].offset > self._next.get(partition, found[0].offset)
-                and not self._topics[partition.topic].compacted  # to compact leaves gaps in every place
-            }
-            asked &= set(consumer.assignment())
+    def _look_for_gone(self, consumer: Consumer, records: Records) -> None:
+        """Says how many records retention deleted before we read them."""
+        asked = self._partitions.to_ask(consumer.assignment(), records)
         if asked:
-            oldest = consumer.beginning_offsets(list(asked))
-            lost = []
-            with self._lock:
-                for partition in asked:
-                    first, known = oldest[partition], self._known.get(partition)
-                    if records.get(partition):  # read before retention went on
-                        first = min(first, records[partition][0].offset)
-                    finished = [] if known is None else read_ranges(known.offset, known.metadata or "")
-                    if range_ := missing(self._next.get(partition, first), first, finished):
-                        lost.append(Gone(self._topics[partition.topic].name, partition.partition, *range_))
-                    self._next[partition] = max(first, self._next.get(partition, first))
-                    if self.group is not None and partition not in self._leases and (range_ or known is None):
-                        lease = Lease(self._topics[partition.topic], partition.partition, first, finished)
-                        lease.committed = -1  # so that the next commit writes it
-                        self._leases[partition] = lease
-            if lost:
+            oldest = consumer.beginning_offsets(asked)
+            if lost := self._partitions.gone({partition: oldest[partition] for partition in asked}, records):
                 self._bus.gone(self.group, lost)
-            with self._lock:
-                self._fresh -= asked
-        for partition, found in records.items():
-            self._next[partition] = found[-1].offset + 1
+            self._partitions.asked(asked)
 
-    def _take(self, records: dict[TopicPartition, list[Record]]) -> None:
+    def _take(self, records: Records) -> None:
         items = []
         with self._lock:
-            for partition, found in records.items():
-                lease = self._leases.get(partition)
-                if lease is None:
-                    topic, known = self._topics[partition.topic], self._known.get(partition)
-                    finished = [] if known is None else read_ranges(known.offset, known.metadata or "")
-                    lease = self._leases[partition] = Lease(topic, partition.partition, found[0].offset, finished)
-                give = lease.tracker.give
-                for record in found:
-                    if give(record.offset):  # an earlier owner finished it
-                        continue
-                    item, unreadable = received(self.inbox, lease, record)
-                    if unreadable:
-                        self._refuse(item, unreadable)
-                    else:
-                        items.append(item)
+            for item, unreadable in self._partitions.take(records):
+                if unreadable:
+                    self._refuse(item, unreadable)
+                else:
+                    items.append(item)
         if items:
             self._back_off_s, self._busy_at = BACK_OFF_S, time.monotonic()
             self.inbox.offer(items)
@@ -391,78 +333,48 @@ class Reader(AsyncConsumerRebalanceListener):
 
     def _moved(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What there is to commit."""
-        if self.group is None:
+        if not self._partitions.leases:  # perhaps there is no consumer yet
             return {}
-        with self._lock:
-            found: dict[TopicPartition, OffsetAndMetadata] = {}
-            again = self._made_again() if self._leases else set()
-            for partition in partitions:
-                if partition.topic in again:
-                    continue  # a position of the log that is gone
-                if (lease := self._leases.get(partition)) is not None:
-                    position, finished = lease.standing() if self._notes else (lease.tracker.position, "")
-                    if (position, finished) != (lease.committed, lease.noted):
-                        found[partition] = OffsetAndMetadata(position, finished, -1)
-            return found
+        return self._partitions.moved(partitions, self._consumer.topic_ids(self._topics))
 
     def _commit(self) -> bool:
         """False: the group is between two assignments, and takes no commit until the join has ended."""
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
-        moved = self._moved(list(self._leases))
+        moved = self._moved(list(self._partitions.leases))
         if not moved:
             return True
         try:
             self._consumer.commit(moved)
         except OffsetMetadataTooLargeError:  # this broker takes less than is usual: positions alone, from now on
-            self._notes = False
+            self._partitions.notes = False
             return False
         except RebalanceInProgressError:
             return False
         except CommitFailedError as error:  # the group went on without us: somebody else reads them again
             log.warning("bus.commit_fenced", group=self.group, error=str(error))
             return True
-        with self._lock:
-            for partition, offset in moved.items():
-                if (lease := self._leases.get(partition)) is not None:
-                    lease.committed, lease.noted = offset.offset, offset.metadata
+        self._partitions.committed(moved)
         return True
 
     def _in_flight(self, partitions: Iterable[TopicPartition]) -> int:
         """How much of `partitions`, which are being handed back, is with the consumer. Nothing new of them goes out."""
-        count = 0
-        with self._lock:
-            for partition in partitions:
-                if partition in self._leases:
-                    self._leases[partition].revoke_by = time.monotonic() + self._grace_s
-                    count += self.inbox.withdraw(self._leases[partition])
-        return count
-
-    def _lose(self, partitions: Iterable[TopicPartition]) -> None:
-        with self._lock:
-            for partition in list(partitions):
-                self._known.pop(partition, None)
-                self._next.pop(partition, None)
-                self._fresh.discard(partition)
-                lease = self._leases.pop(partition, None)
-                if lease:
-                    lease.live = False
-                    self.inbox.withdraw(lease)
+        return self._partitions.revoke(partitions, time.monotonic() + self._grace_s)
 
     def _hand_back_all(self) -> None:
         """At the end: waits a while for what is in flight, then commits."""
         until = time.monotonic() + self._grace_s
-        while self._in_flight(list(self._leases)) and time.monotonic() < until:
+        while self._in_flight(list(self._partitions.leases)) and time.monotonic() < until:
             self._settle_and_commit()
             time.sleep(PAUSE_S)
         self._settle()
         until = time.monotonic() + LAST_COMMIT_S
         while not self._commit():
             if time.monotonic() > until:
-                log.warning("bus.last_commit", group=self.group, partitions=len(self._leases))
+                log.warning("bus.last_commit", group=self.group, partitions=len(self._partitions.leases))
                 break
             if self._joining():
                 self._consumer.join_on()
-        self._lose(list(self._leases))
+        self._partitions.lose(list(self._partitions.leases))
 
     # In the consumer's I/O thread.
 
@@ -483,7 +395,7 @@ class Reader(AsyncConsumerRebalanceListener):
                     log.warning("bus.commit_at_rebalance", group=self.group, error=type(error).__name__)
                     break
                 await self._consumer.sleep(PAUSE_S)
-        self._lose(partitions)
+        self._partitions.lose(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Position and notes come from one reading; kafka-python's own would leave the notes out."""
@@ -491,12 +403,9 @@ class Reader(AsyncConsumerRebalanceListener):
         if self._paused:
             self._consumer.pause(*partitions)
         known = await self._consumer.noted(partitions)
-        with self._lock:
-            self._known.update(known)
-            self._next.update({partition: committed.offset for partition, committed in known.items()})
-            self._fresh.update(partitions)
+        self._partitions.assigned(partitions, known, self._consumer.topic_ids(self._topics))
         for partition, committed in known.items():
             self._consumer.seek(partition, committed.offset)
 
     async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        self._lose(lost)
+        self._partitions.lose(lost)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared import telemetry_spans
+from shared import storable, telemetry_spans
 from shared.bus import BusUnavailable, Standing
 from shared.bus.assignment import partition_of
 from shared.bus.inbox import Deliveries, Inbox
@@ -64,6 +64,7 @@ class SqliteBus:
         rows = []
         with telemetry_spans.sending() as sending:
             for topic, key, message in items:
+                key = storable.encodable(key)  # as the message says it
                 data, headers = codec.encode(topic, message)
                 sending.message(topic, key, message, data, headers)
                 rows.append(Row(topic.name, partition_of(key, topic.partitions), key, data, json.dumps(headers)))

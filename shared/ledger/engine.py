@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event, make_url, text
+from sqlalchemy.exc import InvalidatePoolError
 
 from shared import storable
-from shared.ledger import addresses
+from shared.ledger import addresses, rights
 from shared.settings import without_credentials
 from shared.sqlite import write_ahead
 
@@ -34,6 +35,7 @@ ALIVE = {
     "keepalives_count": 2,
     "tcp_user_timeout": 8000,  # milliseconds without an acknowledgement of what was sent
 }
+ONLY_READS = "only_reads"  # in what the pool remembers of a session
 READ_ONLY = "25006"  # SQLSTATE: a write in a read-only transaction
 _END_SILENT = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -73,7 +75,10 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
             connect_args={n: v for n, v in ALIVE.items() if n not in parsed.query} | addresses.NEVER_PREPARED,
         )
         event.listen(engine, "begin", _snapshot if read_only else _hurried)
-        if not read_only:
+        if read_only:
+            event.listen(engine, "connect", _look)
+            event.listen(engine, "checkout", _leave_demoted)
+        else:
             event.listen(engine, "handle_error", _leave_read_only)
         return engine
     raise ValueError(
@@ -91,6 +96,26 @@ def _leave_read_only(context: ExceptionContext) -> None:
     drops it and all sessions of the pool, and the next transaction opens one where the address leads now."""
     if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
         context.is_disconnect = True
+
+
+def _look(session: Any, record: Any) -> None:
+    """Remember of a reader's new session whether its server only reads: that of a standby does, and is as good as any."""
+    record.info[ONLY_READS] = _only_reads(session)
+
+
+def _leave_demoted(session: Any, record: Any, _: Any) -> None:
+    """Leave a reader's session whose server has become one that only reads. No read of it would fail, and all of them would show
+    the ledger as it was at the failover."""
+    if _only_reads(session) and not record.info[ONLY_READS]:
+        raise InvalidatePoolError("a failover has made its server read-only")
+
+
+def _only_reads(session: Any) -> bool:
+    with session.cursor() as cursor:
+        cursor.execute(rights.ONLY_READS)
+        found = bool(cursor.fetchone()[0])
+    session.rollback()
+    return found
 
 
 def _hurried(connection: Connection) -> None:

@@ -49,10 +49,11 @@ def _begun(engine: Engine) -> Iterator[Connection]:
 
 def reach(engine: Engine) -> str | None:
     """The migration that the ledger is at; None: it is empty. Raises LedgerUnavailable, and LedgerOutdated for a ledger
-    that a newer version of this code has written. On PostgreSQL it must also be possible to make the missing tables."""
+    that a newer version of this code has written. On PostgreSQL it must also be possible to write, and to make the missing
+    tables."""
     with _begun(engine) as connection:
         current = revision(connection)
-        refused = rights.why_not_create(connection) if current != HEAD else None
+        refused = rights.why_not_write(connection) or (rights.why_not_create(connection) if current != HEAD else None)
     if refused is not None:
         raise LedgerUnavailable(f"ledger (ETUDE_LEDGER): {engine.url}: {refused}")
     if current is not None and current > HEAD:
@@ -69,6 +70,8 @@ def upgrade(engine: Engine) -> None:
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('etude.ledger.migrations'))")
         current = revision(connection)
         if current != HEAD:
+            if refused := rights.why_not_write(connection):
+                raise LedgerUnavailable(f"ledger (ETUDE_LEDGER): {engine.url}: {refused}")
             _migrate(connection, current)
 
 

@@ -6,6 +6,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
 _MISSING = {"42501", "3F000"}  # SQLSTATE: insufficient privilege, no schema to create in
+ONLY_READS = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean"
 _SCHEMA = "SELECT coalesce(current_schema(), 'public')"
 # A list of rights in one call would ask for any of them.
 _CREATES = (
@@ -25,6 +26,16 @@ def why_not_create(connection: Connection) -> str | None:
         return None
     schema = connection.exec_driver_sql(_SCHEMA).scalar()
     return f"permission denied for schema {schema}: no right to create tables there. {way_out(connection.engine.url, str(schema))}"
+
+
+def why_not_write(connection: Connection) -> str | None:
+    """Return why nobody can write here, and the way out; None: a role with the rights can, or this is SQLite."""
+    if connection.dialect.name != "postgresql" or not connection.exec_driver_sql(ONLY_READS).scalar():
+        return None
+    return (
+        "this server only reads: it is a standby, or was the primary before a failover. Way out: name the primary, or an "
+        "address that follows it (docs/servers.md, Fail-overs)"
+    )
 
 
 def way_out(url: URL, schema: str = "public") -> str:

@@ -1,4 +1,5 @@
-"""`python -m tests.chaos [--kills 100] [--seed 1] [--zombies 6] [--outages 60] [--json FILE]`
+"""`python -m tests.chaos [--kills 100] [--seed 1] [--zombies 6] [--outages 60]
+[--failovers postgres,redis,minio] [--json FILE]`
 
 Strikes a run on the servers of `make servers` and audits its ledger. Exit code 0: nothing lost, nothing trained twice,
 nothing too old, and everybody came back. 1: not so. 2: no servers.
@@ -8,21 +9,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 
 from infra.servers import state as servers
 from services.scheduler.audit import Report
 from tests.chaos import report as reports
+from tests.chaos.pairs import KINDS, Pair, standing_by
 from tests.chaos.platform import NotInTime, Platform, running
 from tests.chaos.schedule import VICTIMS, kills
-from tests.chaos.strikes import SERVERS, Outcome, freeze_scheduler, freeze_trainer, freeze_worker, kill, outage
+from tests.chaos.strikes import (
+    SERVERS,
+    Outcome,
+    fail_over,
+    freeze_scheduler,
+    freeze_trainer,
+    freeze_worker,
+    kill,
+    outage,
+)
 
 END_WITHIN_S = 300.0
 Told = Callable[[Outcome], None]
@@ -39,19 +52,26 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--outages", type=float, default=60.0, help="seconds that each server is away; 0: none is")
     parser.add_argument("--servers", default=",".join(SERVERS), help="which servers, by commas")
     parser.add_argument("--modes", default="stopped,frozen", help="how they are away, by commas")
+    parser.add_argument(
+        "--failovers",
+        default="",
+        help=f"servers that another takes over from, by commas, in pairs of our own: {','.join(KINDS)}",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until the first groups are trained")
     parser.add_argument("--pack", type=Path, help="a pack (etude tasks mutate); default: 900 problems of our own")
     parser.add_argument("--state", type=Path, help="keeps logs there; default: a folder that is removed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    options.victims, options.servers, options.modes = (
-        tuple(filter(None, text.split(","))) for text in (options.victims, options.servers, options.modes)
+    options.victims, options.servers, options.modes, options.failovers = (
+        tuple(filter(None, text.split(",")))
+        for text in (options.victims, options.servers, options.modes, options.failovers)
     )
     for what, found, allowed in (
         ("--victims", options.victims, VICTIMS),
         ("--servers", options.servers, SERVERS),
         ("--modes", options.modes, ("stopped", "frozen")),
+        ("--failovers", options.failovers, tuple(KINDS)),
     ):
         if unknown := set(found) - set(allowed):
             parser.error(f"{what}: found {sorted(unknown)[0]!r}; allowed: {', '.join(allowed)}")
@@ -71,8 +91,10 @@ async def strike(
 
     report, trouble = None, ""
     try:
-        async with running(state, seed=options.seed, patience_s=options.patience, pack=options.pack) as platform:
+        async with _platform(options, state) as (platform, pairs):
             try:
+                for pair in pairs:
+                    told(await fail_over(platform, pair))
                 trainer = await _zombies(platform, options, told)
                 await _kills(platform, options, trainer, told)
                 await _outages(platform, options, trainer, told)
@@ -82,6 +104,16 @@ async def strike(
     except NotInTime as error:
         trouble = str(error)
     return outcomes, report, trouble
+
+
+@contextlib.asynccontextmanager
+async def _platform(options: argparse.Namespace, state: Path) -> AsyncIterator[tuple[Platform, list[Pair]]]:
+    """A run that trains, and the pairs of servers that it uses in place of those of the environment."""
+    with standing_by(options.failovers, state.with_name("pairs")) as pairs:
+        variables = {name: value for pair in pairs for name, value in pair.variables.items()}
+        with patch.dict(os.environ, variables):
+            async with running(state, seed=options.seed, patience_s=options.patience, pack=options.pack) as platform:
+                yield platform, pairs
 
 
 async def _zombies(platform: Platform, options: argparse.Namespace, told: Told) -> str:

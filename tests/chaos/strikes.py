@@ -17,6 +17,8 @@ import psutil
 from infra.servers import fleet
 from infra.servers import state as servers
 from shared.contracts.run import ScheduleConfig
+from shared.ledger.models import Event
+from tests.chaos.pairs import Pair
 from tests.chaos.platform import LOOK_S, MODULES, STARTED, NotInTime, Platform, until
 from tests.standstill import stand_still
 
@@ -32,9 +34,9 @@ SERVERS = ("kafka", "postgres", "minio", "redis")
 
 @dataclass(slots=True)
 class Outcome:
-    """`recovery_s`: from the strike (kill) or its end (freeze, outage) to being well. `failed`: "" or what did not happen."""
+    """`recovery_s`: from the strike or its end (freeze, outage) to being well. `failed`: "" or what did not happen."""
 
-    kind: str  # kill | freeze | stopped | frozen
+    kind: str  # kill | freeze | stopped | frozen | failover
     victim: str
     recovery_s: float = 0.0
     failed: str = ""
@@ -147,6 +149,28 @@ async def outage(platform: Platform, server: str, mode: str, seconds: float, tra
     if not outcome.failed:
         trained = platform.advances(platform.trained, 2, f"training after {server} was {mode}", BACK_WITHIN_S)
         outcome = await _awaited(outcome, time.monotonic() - outcome.recovery_s, trained)
+    return outcome
+
+
+async def fail_over(platform: Platform, pair: Pair) -> Outcome:
+    """Another server takes over behind the same address. `recovery_s`: from the moment that it serves until groups are trained."""
+    outcome = Outcome("failover", pair.name)
+    await asyncio.to_thread(pair.fail_over)
+    began = time.monotonic()
+    platform.engine.dispose()  # our own sessions would show the ledger as it was
+
+    def recorded() -> int:
+        return platform.number(Event)
+
+    for what, count, by in (
+        ("recording", recorded, 1),
+        ("scoring", platform.scored, 4),
+        ("training", platform.trained, 2),
+    ):
+        if not outcome.failed:
+            advance = platform.advances(count, by, f"{what} after the failover of {pair.name}", BACK_WITHIN_S)
+            outcome = await _awaited(outcome, began, advance)
+            outcome.notes[what] = f"{outcome.recovery_s:.1f} s after the second served"
     return outcome
 
 

@@ -43,8 +43,9 @@ def servers(monkeypatch: pytest.MonkeyPatch):
             "--kills 0 --zombies 0 --outages 15 --servers kafka,postgres --modes stopped,frozen", marks=NIGHTLY
         ),
         pytest.param("--kills 0 --zombies 0 --outages 15 --servers minio,redis --modes stopped,frozen", marks=NIGHTLY),
+        pytest.param("--kills 0 --zombies 0 --outages 0 --failovers postgres,redis,minio", marks=NIGHTLY),
     ],
-    ids=["kills", "zombies", "bus-and-ledger-away", "objects-and-jobs-away"],
+    ids=["kills", "zombies", "bus-and-ledger-away", "objects-and-jobs-away", "failovers"],
 )
 def test_a_run_that_is_struck_loses_nothing_and_goes_on(what: str, tmp_path: Path) -> None:
     console = Console(record=True, width=160)

@@ -35,6 +35,20 @@ def test_what_is_published_arrives_unchanged_and_once(world, go):
     go(scenario)
 
 
+def test_a_key_that_utf_8_does_not_have_is_the_text_that_readers_find_in_the_message(world, go):
+    """A command line whose bytes are no UTF-8 brings such a name."""
+
+    async def scenario():
+        bus = world.open()
+        name = "r-\ud800"
+        await bus.publish(world.topic, name, Alert(run=name, name="drift", severity="info", what=""))
+        (got,) = await take(bus.deliveries([world.topic], world.group, 4), 1)
+        assert got.key == got.message.run == "r-\ufffd"
+        got.done()
+
+    go(scenario)
+
+
 def test_order_holds_per_key_across_publishers(world, go):
     async def scenario():
         one, two = world.open("one"), world.open("two")

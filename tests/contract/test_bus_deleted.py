@@ -9,10 +9,12 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from shared.bus import BusUnavailable, Standing
 from shared.bus.kafka_cluster import Cluster
+from shared.bus.kafka_partitions import marked
 from shared.contracts.messages import RECORDS_GONE
 from shared.contracts.topics import ALERTS, Topic
 from tests.contract.bus_world import World, alert, drained, go, take, texts, world
@@ -77,6 +79,39 @@ def test_what_is_published_after_a_deletion_arrives_and_no_old_position_skips_an
 
 async def is_(ask, expected: object) -> bool:
     return await ask() == expected
+
+
+def test_a_position_that_a_member_committed_late_is_not_taken_for_one_of_the_new_log(world, go):
+    """The member had not heard of the new log yet; then its partition moved. A commit's metadata names the log that it is of."""
+
+    async def scenario() -> None:
+        bus = world.open("writer")
+        await bus.publish_many([(world.topic, "k", alert(n)) for n in range(5)])
+        (part,) = [part for (_, part), at in (await bus.standing([world.topic], world.group)).items() if at.end]
+        cluster = Cluster.parse(world.url)
+        partition = TopicPartition(cluster.physical(world.topic.name), part)
+
+        def commit(position: int, log: uuid.UUID | None) -> None:
+            member = KafkaConsumer(
+                **cluster.options(), group_id=cluster.physical(world.group), enable_auto_commit=False
+            )
+            try:
+                member.assign([partition])
+                member.commit({partition: OffsetAndMetadata(position, marked("", log), -1)})
+            finally:
+                member.close(autocommit=False)
+
+        await asyncio.to_thread(commit, 30, uuid.uuid4())
+        assert (await bus.standing([world.topic], world.group))[world.topic.name, part] == Standing(5, 5)
+        # Without a name it is believed, as an earlier release wrote it.
+        for log, first in ((uuid.uuid4(), 0), (None, 3)):
+            await asyncio.to_thread(commit, 3, log)
+            reader = world.open("reader")
+            got = await take(reader.deliveries([world.topic], world.group, 50), 5 - first)
+            assert texts(got) == [str(n) for n in range(first, 5)]
+            await reader.close()
+
+    go(scenario)
 
 
 def test_a_reader_of_everything_reads_the_new_log_from_its_beginning(world, go):

@@ -74,6 +74,47 @@ def test_a_reader_goes_on_where_it_can_only_read(engine: Engine) -> None:
     reader.dispose()
 
 
+def test_a_reader_leaves_a_session_whose_server_only_reads_since_a_failover(engine: Engine) -> None:
+    """No read of it fails: housekeeping would delete by the record of a server that hears of nothing any more."""
+    reader = ledger.connect(engine.url.render_as_string(hide_password=False), read_only=True)
+
+    def session() -> int:
+        with reader.begin() as connection:
+            return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+    before = session()
+    assert session() == before
+    fail_over(reader, sessions=1)
+    after = session()
+    assert after != before
+    assert session() == after
+    reader.dispose()
+
+
+def test_a_reader_of_a_standby_keeps_its_session(engine: Engine) -> None:
+    url = engine.url.update_query_dict({"options": f"{engine.url.query['options']} -cdefault_transaction_read_only=on"})
+    reader = ledger.connect(url.render_as_string(hide_password=False), read_only=True)
+    pids = set()
+    for _ in range(3):
+        with reader.begin() as connection:
+            pids.add(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar())
+    assert len(pids) == 1
+    reader.dispose()
+
+
+def test_who_looks_before_the_start_refuses_a_server_that_only_reads(engine: Engine) -> None:
+    """The doctor and the front door, which would else be green while no run can begin."""
+    options = f"{engine.url.query['options']} -cdefault_transaction_read_only=on"
+    standby = ledger.connect(engine.url.update_query_dict({"options": options}).render_as_string(hide_password=False))
+    with pytest.raises(ledger.LedgerUnavailable, match=r"only reads.*Way out: name the primary"):
+        ledger.reach(standby)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    with pytest.raises(ledger.LedgerUnavailable, match=r"only reads.*Way out: name the primary"):
+        ledger.upgrade(standby)
+    standby.dispose()
+
+
 def test_the_desk_takes_the_same_batch_again(engine: Engine) -> None:
     room = Room(engine).begin()
     fail_over(engine)

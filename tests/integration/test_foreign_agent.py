@@ -122,7 +122,8 @@ def graded(found: Found) -> Any:
 
 
 def test_an_agent_inside_the_sandbox_solves_a_task_and_every_id_is_recorded(tmp_path: Path) -> None:
-    found = attempted(tmp_path, f"python3 -c {shlex.quote(AGENT)}", REPLIES)
+    proxied = "export http_proxy=http://127.0.0.1:9"  # as an image may: the endpoint is asked past it
+    found = attempted(tmp_path, f"{proxied}; python3 -c {shlex.quote(AGENT)}", REPLIES)
     agent, work, policy, *_ = found
     assert work.stop is StopReason.submitted, work.notes
     assert work.notes["agent"].startswith("exit code 0"), work.notes["agent"]

@@ -81,8 +81,10 @@ class AsyncOpenAI:
 """
 # `turns`: answers that the rollout asks for. `script`: a program that the environment runs after each, as a policy's tool would.
 ENVIRONMENT = """
-import subprocess, sys
+import os, subprocess, sys
 import verifiers
+
+os.environ.setdefault("http_proxy", "http://127.0.0.1:9")  # as an image may: the endpoint is asked past it
 
 QUESTIONS = [f"What is {n} + 1?" for n in range(5)]
 

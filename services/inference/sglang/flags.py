@@ -28,6 +28,7 @@ FORBIDDEN_VARIABLES = (
     "SGLANG_ENABLE_EMBED_REPLICATION",
     "PYTHONPATH",  # ours; the child has an environment of its own
 )
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class FlagsRefused(ValueError):
@@ -72,9 +73,13 @@ def overlap_lag(s: SglangSettings) -> int:
 
 
 def child_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """The child's whole environment: ours without what would change its answers and without our own settings, some of
-    which are secrets."""
-    kept = {n: v for n, v in inherited.items() if n not in FORBIDDEN_VARIABLES and not n.startswith("ETUDE_")}
+    """The child's whole environment: ours without what would change its answers, without our own settings, some of which are
+    secrets, and without proxies: SGLang asks itself whether it serves, and would ask the proxy."""
+    kept = {
+        n: v
+        for n, v in inherited.items()
+        if n not in FORBIDDEN_VARIABLES and not n.startswith("ETUDE_") and n.lower() not in PROXIES
+    }
     return {**kept, **variables}
 
 

@@ -29,6 +29,7 @@ import msgspec
 
 from services.inference.wire import BadRequest, GenerateRequest, SamplingParams, Unavailable, key_of
 
+COLDEST = 1e-6
 ROUNDING = 1e-4  # SGLang's log-probability of a certain token may lie so far above 0
 _META = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -88,7 +89,8 @@ def request_body(
         "return_logprob": True,
         "stream": asked.stream,
         "sampling_params": {
-            "temperature": sampling.temperature,
+            # Below COLDEST it samples greedily and says log-probabilities at 1, as our engine does at 0 alone.
+            "temperature": max(sampling.temperature, COLDEST) if sampling.temperature else 0.0,
             "max_new_tokens": min(sampling.max_new_tokens, context + 1 - len(tokens)),
             "stop_token_ids": stops,
             "ignore_eos": not stops,

@@ -105,6 +105,8 @@ class AgentWorkspace(Workspace):
             raise SandboxGone(str(error)) from None
 
     async def _drive(self, way: Way) -> None:
+        from shared.sandbox.egress.environment import direct  # not before: a worker without a network needs no proxy
+
         sandbox = self._inner.sandbox
         try:
             await self._inner.box.files.write(TASK, self._problem.prompt.encode())
@@ -117,6 +119,7 @@ class AgentWorkspace(Workspace):
             "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{PORT}",
             "ANTHROPIC_API_KEY": way.key,
             "ETUDE_TASK_FILE": TASK,
+            **direct(),
         }
         async with Bridge(sandbox, way.connect, runtime.python(self._problem.image)):
             session = await sandbox.session()

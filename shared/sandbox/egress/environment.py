@@ -9,6 +9,14 @@ _BUNDLES = (
 )
 
 
+LOCAL = "localhost,127.0.0.1,::1"  # servers that the sandbox itself runs, and the way to ours
+
+
+def direct() -> dict[str, str]:
+    """Return the variables by which programs in the sandbox ask no proxy for what it serves itself. An image may name a proxy."""
+    return {"NO_PROXY": LOCAL, "no_proxy": LOCAL}
+
+
 def environment(port: int, certificates: str = "") -> dict[str, str]:
     """Return the variables for programs in the sandbox. `port`: where the forwarder listens, on 127.0.0.1 of the sandbox.
 
@@ -17,6 +25,5 @@ def environment(port: int, certificates: str = "") -> dict[str, str]:
     proxy = f"http://127.0.0.1:{port}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     variables = {spelled: proxy for name in names for spelled in (name, name.lower())}
-    local = "localhost,127.0.0.1,::1"  # servers that the sandbox itself runs
-    variables |= {"NO_PROXY": local, "no_proxy": local, "NODE_USE_ENV_PROXY": "1"}
+    variables |= direct() | {"NODE_USE_ENV_PROXY": "1"}
     return variables | ({name: certificates for name in _BUNDLES} if certificates else {})

@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from services.inference.chat import template
 from services.inference.chat.calls import CLOSE, OPEN, Call, content_of, parse, settled
 from services.inference.chat.talk import Talk
+from services.inference.sampler import sample
 from services.inference.wire import BadRequest, Unavailable
 from shared.chat.openai.fields import CALL, FUNCTION, MESSAGE, PART, REQUEST, STREAM, Fields
 from shared.chat.openai.request import read, schemas, turns
@@ -216,6 +219,24 @@ def test_a_call_that_was_answered_and_is_sent_back_is_written_as_the_model_wrote
     message = whole["choices"][0]["message"]
     back = Talk(asked(messages=[USER, message], tools=[tool("read")]), speaks, context=4096).generate.input_ids
     assert f"<|im_start|>assistant\n{text}{END}" in speaks.tokenizer.decode(back, skip_special_tokens=False)
+
+
+def test_log_probabilities_are_told_as_they_were_sampled(speaks):
+    """Never above 0 and within 1e-4 of float64, at the temperature that was asked for."""
+    temperatures = np.array((1e-6, 0.005, 0.3, 1.0, 4.0))
+    logits = torch.randn(len(temperatures), 64, generator=torch.Generator().manual_seed(3)) * 30
+    tokens, chances = sample(logits, temperatures, np.random.default_rng(2).random(len(logits)))
+    pairs = [(chance, token, None) for chance, token in zip(chances.tolist(), tokens.tolist(), strict=True)]
+    whole = Talk(asked(logprobs=True), speaks, context=4096).completion(
+        answered(tokens.tolist(), "length", output_token_logprobs=pairs)
+    )
+    told = np.array([one["logprob"] for one in whole["choices"][0]["logprobs"]["content"]])
+    scaled = logits.double().numpy() / temperatures[:, None]
+    exact = scaled - scaled.max(1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(1, keepdims=True))
+    assert len(told) == len(tokens)
+    assert told.max() <= 0
+    np.testing.assert_allclose(told, exact[np.arange(len(tokens)), tokens], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def test_the_child_inherits_nothing_that_changes_its_answers_and_none_of_our_sec
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
         "ETUDE_S3_SECRET_KEY": "x",
         "PYTHONPATH": ".",
+        "http_proxy": "http://proxy:3128",
+        "HTTPS_PROXY": "http://proxy:3128",
         "HF_HUB_OFFLINE": "0",
     }
     assert child_environment(inherited, {"HF_HUB_OFFLINE": "1"}) == {"PATH": "/bin", "HF_HUB_OFFLINE": "1"}

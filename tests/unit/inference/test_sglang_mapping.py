@@ -75,6 +75,12 @@ def test_only_the_temperature_shapes_the_distribution():
     assert (params["temperature"], params["top_p"], params["top_k"], params["min_p"]) == (0.7, 1.0, -1, 0.0)
 
 
+@pytest.mark.parametrize(("asks", "sends"), [(0.0, 0.0), (1e-9, 1e-6), (1e-6, 1e-6), (2.5, 2.5)])
+def test_a_temperature_is_never_taken_for_greedy_with_log_probabilities_at_1(asks, sends):
+    """SGLang does so with all below 1e-6."""
+    assert sent(asked(sampling_params={"temperature": asks}))["sampling_params"]["temperature"] == sends
+
+
 def test_a_generation_ends_at_the_context_instead_of_being_refused():
     params = {"max_new_tokens": 1000}
     assert sent(asked(sampling_params=params))["sampling_params"]["max_new_tokens"] == 64 + 1 - 4

@@ -256,6 +256,17 @@ def test_a_service_is_checked_limited_restarted_and_its_log_is_bounded(name):
     assert "no-new-privileges:true" in service["security_opt"]
 
 
+def test_no_container_asks_itself_through_a_proxy():
+    """Docker gives every container the proxy of its own configuration; curl and wget would use it for 127.0.0.1 too."""
+    asking = {
+        name: words
+        for name, service in STAYING.items()
+        if re.search(r"\b(curl|wget)\b", words := " ".join(service["healthcheck"]["test"]))
+    }
+    assert asking
+    assert [name for name, words in asking.items() if not re.search(r"--noproxy \*|\bhttp_proxy= wget", words)] == []
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_our_containers_have_no_privilege_and_write_nowhere_but_where_it_is_said(name):
     service = OURS[name]

@@ -49,7 +49,7 @@ AFTER = m.ProblemAdmitted(run=RUN, pack=REF, pack_hidden=REF, problems={"later":
 
 def messages(room: Room, word: str) -> Iterator[Any]:
     """Everything that carries a text of somebody's."""
-    state = room.ws.head.state
+    state, ref = room.ws.head.state, msgspec.structs.replace(REF, key=word)
     if after(state, "pause") and state is RunState.running:
         yield m.RunCommand(run=RUN, action="pause", reason=word, by=word, id=word)
     yield m.RunCommand(run=RUN, action="rollback", serial=0, reason=word, by=word, id=word or "i")
@@ -61,7 +61,14 @@ def messages(room: Room, word: str) -> Iterator[Any]:
     yield m.GroupQuarantined(run=RUN, group=word, reason=word)
     attempt = next((a for a in room.ws.attempts.values() if a.group in room.ws.open), None)
     if attempt is not None:
-        yield m.RolloutFailed(run=RUN, key=room.key(attempt, attempt.epoch), reason=word, worker=word)
+        key = room.key(attempt, attempt.epoch)
+        yield m.AttemptClaimed(run=RUN, key=key, worker=word)
+        yield m.AttemptHeartbeat(run=RUN, worker=word, attempts={attempt.id: (0, 0), word: (0, 0)}, silent=[word])
+        yield m.RolloutFailed(run=RUN, key=key, reason=word, worker=word)
+        verdict = m.Verdict(solved=False, passed=0, total=1, error=word, notes=[word], failed=[word])
+        yield room.scored(key, 0.0, verdict=verdict, terms={"solved": 0.0, word: 0.0}, found=[word], trajectory=ref)
+    yield m.PolicyPublished(run=RUN, serial=3, incarnation=0, step=0, parent=-1, manifest=ref)
+    yield m.RunStatus(run=RUN, state=state, number=1, reason=word, by=word, answers=word)
     yield m.StepCommitted(run=RUN, incarnation=0, step=1, serial=9, groups={}, metrics={word: 1.0})
     yield m.RunCommand(run=f"r-{word}", action="start", config=REF, reason=word, by=word)
 

@@ -159,6 +159,9 @@ def client_of(url: str, key: str) -> Any:
     import openai
     import verifiers
 
+    for name in ("no_proxy", "NO_PROXY"):  # the image may name a proxy, which does not know the endpoint
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+
     class Client(verifiers.OpenAIChatCompletionsClient):
         async def get_response(self, *args: Any, **fields: Any) -> Any:
             try:
