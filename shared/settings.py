@@ -18,13 +18,20 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 S = TypeVar("S", bound="ServiceSettings")
 CLOSE = 0.9  # likeness of two names above which one is taken for a slip of the pen
 ALIKE = 0.6  # the same for a name that is refused in any case: what may have been meant
 REFUSED = 2  # exit code of a service whose settings are bad: starting it again changes nothing
 _CREDENTIALS = re.compile(r"^([A-Za-z0-9+.-]*:)?(/{0,2}).*@", re.DOTALL)
+_UNREAD = re.compile(r'field "(\w+)"')  # of a SettingsError
 _PASSWORD = re.compile(r"(://[^/@:\s]*:)[^@\s]+@")
 
 
@@ -99,6 +106,7 @@ class ServiceSettings(BaseSettings):
     name: str = Field("", description="Stable name of this replica; empty: made from service, host and process.")
     neighbours: dict[str, list[Annotated[str, Field(pattern=r"^[^\s/:]+:[0-9]{1,5}$")]]] = Field(
         {},
+        json_schema_extra={"allowed": 'JSON, as {"reward": ["HOST:PORT"]}'},
         description="Service → names of the network, each HOST:PORT, as JSON: every address that such a name has is a replica. "
         "The console, `etude status` and `etude weights verify` ask them besides those that announced themselves below the state "
         "directory.",
@@ -144,10 +152,16 @@ class ServiceSettings(BaseSettings):
         "outside of the sandbox (docs/sandboxes.md, *Network*). Empty: there are none.",
     )
     logs: str = Field(
-        "auto", pattern="^(auto|json|text)$", description="Log format; auto: text on a terminal, else JSON."
+        "auto",
+        pattern="^(auto|json|text)$",
+        json_schema_extra={"allowed": "auto, json, text"},
+        description="Log format; auto: text on a terminal, else JSON.",
     )
     log_level: str = Field(
-        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe event that is logged."
+        "INFO",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        json_schema_extra={"allowed": "DEBUG, INFO, WARNING, ERROR"},
+        description="Least severe event that is logged.",
     )
     traces: float = Field(
         0.0,
@@ -247,6 +261,12 @@ def read(cls: type[S], **given: Any) -> S:
             for problem in error.errors()
         ]
         raise BadSettings("\n".join(told)) from None
+    except SettingsError as error:  # a structure that is no JSON; the text names the field alone
+        if (found := _UNREAD.search(str(error))) is None:
+            raise BadSettings(str(error)) from None
+        (field,) = found.groups()
+        value = os.environ.get(f"ETUDE_{field.upper()}")
+        raise BadSettings(_told(cls, (field,), "json_invalid", value, "")) from None
     except (OSError, ValueError) as error:
         raise BadSettings(str(error)) from None
 
@@ -262,9 +282,26 @@ def _told(cls: type[ServiceSettings], place: tuple[int | str, ...], kind: str, v
     if kind == "extra_forbidden":
         near = get_close_matches(field, _known(cls), 1, ALIKE)
         return f"{where}: not known{f'; did you mean {near[0]!r}?' if near else ''} ({way_out}; docs/settings.md lists all)"
+    if kind in ("string_pattern_mismatch", "json_invalid"):
+        message = _allowed(cls, place, str(value)) or message
     value = without_credentials(str(value)) if field in ADDRESSES else value
     found = "" if _secret(cls, place) else f"found {value!r}: "
     return f"{where}: {found}{message.removeprefix('Value error, ')} ({way_out}; docs/settings.md says what it does)"
+
+
+def _allowed(cls: type[ServiceSettings], place: tuple[int | str, ...], value: str) -> str:
+    """Return in words what a setting of a certain form allows, and the nearest address where it is one. Empty: it does not say."""
+    field = cls.model_fields.get(str(place[0])) if place else None
+    words = field.json_schema_extra.get("allowed") if field and isinstance(field.json_schema_extra, dict) else None
+    if not words:
+        return ""
+    form, _, _ = str(words).partition(" ")
+    scheme, colon, _ = value.partition("://")
+    if form.startswith("http(s)") and colon and scheme not in ("http", "https"):
+        near = get_close_matches(scheme.lower(), ("http", "https"), 1, ALIKE)
+        if near:
+            return f"did you mean {form.replace('http(s)', near[0])}? Allowed: {words}"
+    return f"allowed: {words}"
 
 
 def _secret(cls: type[ServiceSettings], place: tuple[int | str, ...]) -> bool:

@@ -15,6 +15,7 @@ class ConsoleSettings(ServiceSettings):
     console_attempts: int = Field(4000, ge=10, le=100_000, description="Attempts of a run that can be listed.")
     console_names: list[str] = Field(
         [],
+        json_schema_extra={"allowed": 'JSON, as ["console.example.org"]'},
         description="Host names, besides localhost and what `host` and `advertise` say, under which the pages may be asked for.",
     )
     console_token: SecretStr = Field(
@@ -24,9 +25,14 @@ class ConsoleSettings(ServiceSettings):
     )
     console_operators: dict[str, SecretStr] = Field(
         {},
+        json_schema_extra={"allowed": 'JSON, as {"NAME": "TOKEN"}'},
         description="Further people who may act on runs: name → token, as JSON. The name stands beside what they did.",
     )
-    console_viewers: dict[str, SecretStr] = Field({}, description="People who may read only: name → token, as JSON.")
+    console_viewers: dict[str, SecretStr] = Field(
+        {},
+        json_schema_extra={"allowed": 'JSON, as {"NAME": "TOKEN"}'},
+        description="People who may read only: name → token, as JSON.",
+    )
     console_reading: Literal["auto", "open", "token"] = Field(
         "auto",
         description="Who may read: open: anybody who reaches the console; token: who signed in; auto: open where `host` is "

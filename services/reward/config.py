@@ -39,6 +39,7 @@ class GraderSettings(ServiceSettings):
     judge_url: str = Field(
         "",
         pattern=r"^(https?://[^@\s]+)?$",
+        json_schema_extra={"allowed": "http(s)://HOST:PORT/v1 without a name or password in it"},
         description="OpenAI-compatible endpoint of the rubric judge, such as `http://HOST:PORT/v1`; empty: none is asked "
         "(docs/reward.md).",
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -18,11 +20,21 @@ from etude.demo.prepare import DemoError, planned
 from services.reward.monitors import _BOUNDS
 from services.scheduler.quota import QUOTA_EXCEEDED
 from shared.contracts import schedulable
-from shared.contracts.run import ALERT_NAMES, LengthPenalty, Ref, RewardConfig, RunConfig, Sampling, TrainConfig
+from shared.contracts.run import (
+    ALERT_NAMES,
+    LengthPenalty,
+    Ref,
+    RewardConfig,
+    RunConfig,
+    Sampling,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 REF = Ref(key="k", size=1, checksum="0" * 32)
 CONFIG = RunConfig(run="r", base=REF, pack=REF, pack_hidden=REF)
+SAID = msgspec.structs.replace(CONFIG, reward=RewardConfig(length=LengthPenalty()))
 
 
 def nested(field: str, value: Any) -> dict[str, Any]:
@@ -105,6 +117,54 @@ def test_an_impossible_configuration_is_refused_with_field_value_and_what_is_all
         planned("r", DemoOptions(config=path))
     assert field in str(refused.value)
     assert said in str(refused.value)
+
+
+WITHOUT_BOUNDS = (math.nan, -1e18)  # no number of a run may be either
+
+
+def leaves(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Every field that holds no structure itself, with its type."""
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        within = [
+            part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, msgspec.Struct)
+        ]
+        if within:
+            yield from leaves(within[0], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hint
+
+
+CHANGEABLE = [
+    leaf
+    for name, part in {
+        "sampling": Sampling,
+        "reward": RewardConfig,
+        "schedule": ScheduleConfig,
+        "train": TrainConfig,
+    }.items()
+    for leaf in leaves(part, f"{name}.")
+]
+
+
+@pytest.mark.parametrize(("field", "hint"), CHANGEABLE, ids=[field for field, _ in CHANGEABLE])
+def test_no_field_takes_a_number_without_bounds_or_a_name_that_nothing_declares(field: str, hint: Any) -> None:
+    """The table above has examples of today's fields; this holds for those to come."""
+    base = hint.__origin__ if get_origin(hint) is Annotated else hint
+    if get_origin(base) in (list, dict):
+        value = ["no_such_name"] if get_origin(base) is list else {"no_such_name": 1}
+        with pytest.raises(changes.BadChange, match=rf"{field}.*allowed: "):
+            changes.apply(SAID, nested(field, value), Path())
+    elif base in (int, float) or get_origin(base) is tuple:
+        for number in WITHOUT_BOUNDS:
+            value = -(10**18) if base is int else [number, 0.5] if get_origin(base) is tuple else number
+            why = schedulable.objections(changes.apply(SAID, nested(field, value), Path()))
+            assert [one for one in why if one.startswith(f"{field}: found ") and "; allowed: " in one], field
+    elif base is str:
+        (why,) = schedulable.objections(changes.apply(SAID, nested(field, "x" * 10_000), Path()))
+        assert why.startswith(f"{field}: found 10000 characters; allowed: ")
+    else:  # a choice
+        with pytest.raises(changes.BadChange, match=rf"{field}: found 'no such thing'; allowed: "):
+            changes.apply(SAID, nested(field, "no such thing"), Path())
 
 
 def test_a_mask_that_would_leave_out_every_token_is_refused() -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 from hypothesis import given
@@ -196,3 +197,46 @@ def test_a_word_of_etude_that_is_no_setting_is_taken_for_none() -> None:
     words = {word for text in texts for word in re.findall(r"ETUDE_[A-Z0-9_]*[A-Z0-9]", text)} - known
     assert len(words) > 10
     assert not {word: like for word in words if (like := get_close_matches(word, known, 1, CLOSE))}
+
+
+WRITTEN = {  # what people get wrong where a pattern or a structure decides, and what is said of it
+    ("ETUDE_JUDGE_URL", "htp://judge:1/v1"): "did you mean http://HOST:PORT/v1? Allowed: http(s)://HOST:PORT/v1",
+    ("ETUDE_JUDGE_URL", "judge:1"): "allowed: http(s)://HOST:PORT/v1",
+    ("ETUDE_SGLANG_URL", "htps://engine:1"): "did you mean https://HOST:PORT? Allowed: http(s)://HOST:PORT",
+    ("ETUDE_SGLANG_URL", "http://engine:1/"): "allowed: http(s)://HOST:PORT without a slash at its end",
+    ("ETUDE_LOGS", "xml"): "allowed: auto, json, text",
+    ("ETUDE_SANDBOX_NAMESPACE", "A_B"): "allowed: at most 63 of a-z",
+    ("ETUDE_NEIGHBOURS", "reward=host:1"): 'allowed: JSON, as {"reward": ["HOST:PORT"]}',
+    ("ETUDE_NEIGHBOURS", '{"reward": ["kafak://x"]}'): 'allowed: JSON, as {"reward": ["HOST:PORT"]}',
+    ("ETUDE_CONSOLE_NAMES", "a.example"): 'allowed: JSON, as ["console.example.org"]',
+}
+
+
+@pytest.mark.parametrize(("variable", "value"), WRITTEN)
+def test_a_value_of_another_form_is_refused_with_what_is_allowed(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    (line,) = wrong()
+    assert line.startswith(f"setting {variable}")
+    assert WRITTEN[variable, value] in line
+    assert "pattern" not in line
+    assert f"found {value!r}" in line or "found 'kafak://x'" in line
+
+
+def test_a_secret_in_a_value_of_another_form_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETUDE_CONSOLE_VIEWERS", "ann=hush")
+    (line,) = wrong()
+    assert line.startswith('setting ETUDE_CONSOLE_VIEWERS: allowed: JSON, as {"NAME": "TOKEN"}')
+    assert "hush" not in line
+
+
+def test_every_setting_that_a_pattern_or_json_decides_says_in_words_what_is_allowed() -> None:
+    for cls in settings_classes():
+        for name, field in cls.model_fields.items():
+            if any(getattr(rule, "pattern", None) for rule in field.metadata) or get_origin(field.annotation) in (
+                list,
+                dict,
+            ):
+                assert isinstance(field.json_schema_extra, dict), name
+                assert field.json_schema_extra["allowed"], name
