@@ -89,6 +89,10 @@ def test_a_solution_may_be_a_diff_of_the_tree(folder: Path) -> None:
     [
         ({"prompt": " \n"}, "field 'prompt': is empty; allowed: an instruction"),
         (
+            {"docker_image": "x:1"},
+            "field 'docker_image': found 'x:1'; allowed: the field 'image'",
+        ),
+        (
             {"image": "docker.io/x@sha256:1"},
             "field 'image': found 'docker.io/x@sha256:1'; allowed: base:NAME",
         ),
@@ -102,7 +106,7 @@ def test_a_solution_may_be_a_diff_of_the_tree(folder: Path) -> None:
         ({"workdir": "src"}, "field 'workdir': found 'src'; allowed: a folder of the tree"),
         ({"setup": ["make", ""]}, r"field 'setup\[1\]': found ''; allowed: a shell command"),
         ({"limits": {"memory": 3}}, "field 'limits.memory': not known; did you mean 'limits.memory_mb'"),
-        ({"limits": {"memory_mb": 3}}, "field 'limits.memory_mb': found 3; allowed: 64 to 1.04858e"),
+        ({"limits": {"memory_mb": 3}}, "field 'limits.memory_mb': found 3; allowed: 64 to 1048576"),
         ({"limits": {"turns": "many"}}, "field 'limits.turns': found 'many'; allowed: a whole number"),
         ({"hidden": []}, r"field 'hidden': found \[\]; allowed for kind 'repository': an object with fail_to_pass, "),
         (changed(runner="jest"), "field 'hidden.runner': found 'jest'; allowed: 'pytest'"),
