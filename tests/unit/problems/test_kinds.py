@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -293,3 +294,13 @@ def test_no_line_of_a_repository_raises_anything_but_a_named_refusal(raw: Any) -
     line = json.dumps({"id": "a", "prompt": "p", **(raw if isinstance(raw, dict) else {}), "kind": "repository"})
     with pytest.raises(ProblemError, match="line 7: "):
         parse_line(line, 7)
+
+
+def test_trees_of_a_file_go_below_the_state_folder_that_the_environment_names(tmp_path: Path) -> None:
+    script = "from shared.problems.importing import STORE; print(STORE)"
+    for state, place in ((str(tmp_path), tmp_path / "cache" / "objects"), ("", Path(".etude/cache/objects"))):
+        environment = {**os.environ, "ETUDE_STATE": state}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert Path(done.stdout.strip()) == place
