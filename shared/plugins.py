@@ -4,7 +4,8 @@
     plugins.names()           # imports none of them
     plugins.load("chatml")    # imports that module alone
 
-A name that nothing has is UnknownName, so that a KeyError of a module that is imported is not taken for it.
+A name that nothing has is UnknownName, so that a KeyError of a module that is imported is not taken for it. What another package
+brings and cannot be imported is Unloadable, which names the entry point.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class UnknownName(KeyError):
     """Neither this project nor another package brings anything of the name."""
 
 
+class Unloadable(ValueError):
+    """An entry point of another package cannot be used; the text names it and says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plugins:
     """`group`: of the entry points. `own`: name -> `module:object` in this project. An own one wins over an entry point of its
@@ -37,12 +42,22 @@ class Plugins:
         return sorted({*self.own, *(point.name for point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any:
-        """Import and return the object of this name. Raises UnknownName."""
+        """Import and return the object of this name. Raises UnknownName; Unloadable if another package brings it and its import
+        fails."""
         if (value := self.own.get(name)) is not None:
             return _loaded(EntryPoint(name, value, self.group))
         for point in entry_points(group=self.group, name=name):
-            return _loaded(point)
+            try:
+                return _loaded(point)
+            except Exception as error:  # whatever the module of another package does
+                raise Unloadable(f"{self.place(name)} cannot be loaded: {type(error).__name__}: {error}") from error
         raise UnknownName(name)
+
+    def place(self, name: str) -> str:
+        """Say where the object of this name comes from, for errors."""
+        points = entry_points(group=self.group, name=name)
+        value = self.own.get(name) or next((point.value for point in points), "nothing")
+        return f"{name!r:.80} ({value}, group {self.group!r})"
 
 
 def _loaded(point: EntryPoint) -> Any:

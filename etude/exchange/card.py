@@ -66,8 +66,8 @@ def _proved(folder: Path, named: str) -> dict[str, Any]:
         if named:
             return {"format": named}
         raise NotExchanged(
-            f"it has no etude.json that names a chat format, and its files prove none: {error}; allowed: "
-            f"{', '.join(known())}; {WAY_OUT}"
+            f"it has no etude.json that names a chat format, and its files prove none: {error}. Where it speaks one of "
+            f"{', '.join(known())}: --format NAME"
         ) from None
     if named in ("", found["format"]):
         return found

@@ -60,9 +60,13 @@ def _taken_in(source: Path, folder: Path, chat: str, context: int) -> tuple[int,
     with _directory(source) as directory:
         checked = check(directory)
         copy_small(directory, folder)
-        _tokenizer(folder)
-        write_card(folder, chat, context, checked.positions)
-        check_format(folder, checked.vocabulary)
+        try:
+            _tokenizer(folder)
+            write_card(folder, chat, context, checked.positions)
+            check_format(folder, checked.vocabulary)
+        except NotExchanged as error:  # they look at the copy, and the user knows the source
+            said = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
+            raise NotExchanged(f"{source}: {said}") from None
         return normalised(directory, folder, checked), checked.notes
 
 

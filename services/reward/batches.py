@@ -12,6 +12,7 @@ import structlog
 
 from shared.contracts.messages import Verdict
 from shared.environments import Grading, Ungradable
+from shared.environments.answering import require_one_each
 from shared.environments.registry import Environments
 from shared.sandbox import SandboxUnavailable
 
@@ -25,6 +26,7 @@ def graded_together(environments: Environments, kind: str, gradings: Sequence[Gr
     """
     try:
         verdicts = asyncio.run(environments.named(kind).grade(gradings))
+        require_one_each(gradings, verdicts, f"verdicts of environment {kind!r}")
     except Exception as error:  # whatever one of them brings about
         asyncio.run(environments.check())
         if gone := _unavailable(environments, kind):

@@ -29,6 +29,7 @@ from services.rollout.recorder import Part, Recorder
 from shared.contracts.messages import Effort, StopReason
 from shared.contracts.run import Sampling
 from shared.environments import Brief, Call, InfrastructureError, Result, Workspace
+from shared.environments.answering import require_one_each
 from shared.environments.calling import checked
 from shared.renderers import Exchange, Reading, Renderer, Tail, TooLong
 
@@ -184,6 +185,7 @@ class Agent:
         results: list[Result] = []
         try:
             results = await self.workspace.call(calls) if calls else [await self.final(generation, reading)]
+            require_one_each(calls or [None], results, f"results of {type(self.workspace).__name__}.call")
         finally:
             self.record(generation, reading, calls, results)
         return results

@@ -156,7 +156,8 @@ async def _run(named: str, wish: Wish, sampling: Sampling, settings: RolloutSett
     _say(console, outcome(record.stop, record.verdict, record.ungraded, record.error), _style(record))
     for line in details(record.verdict):
         _say(console, f"  {line}", "yellow")
-    seconds = f"{record.effort.turns} turns, {record.seconds:.1f} s"
+    turns = record.effort.turns
+    seconds = f"{turns} turn{'s' * (turns != 1)}, {record.seconds:.1f} s"
     _say(console, f"{seconds}; etude rollout show {record.id}" + _where(settings.state), "dim")
     if policy.caveat:
         _say(console, policy.caveat, "yellow")

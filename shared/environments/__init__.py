@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,10 +152,12 @@ class Workspace(Protocol):
         """Return the requests to the network so far, for the trajectory; by default none."""
         return ()
 
+    @abstractmethod
     def brief(self, *, continues: bool = False) -> Brief:
         """Return the task as it stands now. `continues`: a self-summary goes with it, so the work so far is kept."""
         ...
 
+    @abstractmethod
     async def call(self, calls: Sequence[Call]) -> list[Result]:
         """Execute the calls of one turn and return one result each, in their order. Raises InfrastructureError."""
         ...
@@ -163,6 +166,7 @@ class Workspace(Protocol):
         """Take a message without a call. None ends the attempt, and the work is submitted; a result goes back to the model."""
         return None
 
+    @abstractmethod
     async def submission(self) -> Submission:
         """Return the work as it is, as data. May be asked for after any end. Raises InfrastructureError."""
         ...
@@ -275,6 +279,7 @@ class Environment(Protocol[P, H]):
         Never raises."""
         return None
 
+    @abstractmethod
     def brief(self, problem: P) -> Brief:
         """Return what an agent is told at the beginning of an attempt."""
         ...
@@ -283,6 +288,7 @@ class Environment(Protocol[P, H]):
         """Run a canary in a sandbox of this kind. Raises SandboxUnavailable where it does not work."""
         return None
 
+    @abstractmethod
     async def open(self, problem: P, sampling: Sampling) -> Workspace:
         """Return a workspace for one attempt. `sampling`: the run's limits; a problem's own limits win. Raises
         InfrastructureError."""
@@ -296,6 +302,7 @@ class Environment(Protocol[P, H]):
         """Return how many seconds one grading may take. 0: gradings are short; nobody has to wait longer for them."""
         return 0.0
 
+    @abstractmethod
     async def grade(self, items: Sequence[Grading]) -> list[Verdict | Ungradable]:
         """Return one answer for each item, in order, from fresh sandboxes. Raises SandboxUnavailable where none works."""
         ...

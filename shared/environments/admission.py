@@ -13,6 +13,7 @@ from typing import Any
 from shared.contracts.messages import Verdict
 from shared.contracts.trajectory import Submission
 from shared.environments import Environment, Grading, Outcome, Ungradable
+from shared.environments.answering import require_one_each
 from shared.sandbox import SandboxUnavailable
 
 REPEATS = 3
@@ -110,7 +111,8 @@ async def _run(candidates: Sequence[Candidate], trials: Sequence[list[_Trial]], 
     ]
     together = [grading for mine in gradings for grading in mine]
     try:
-        answers = iter(await grade(together) if together else [])
+        found = await grade(together) if together else []
+        require_one_each(together, found, "verdicts")
     except OF_THE_MACHINE:
         raise
     except Exception as error:
@@ -118,6 +120,7 @@ async def _run(candidates: Sequence[Candidate], trials: Sequence[list[_Trial]], 
             return [Refusal(_failed(error))]
         alone = zip(candidates, trials, strict=True)
         return [(await _run([candidate], [mine], grade))[0] for candidate, mine in alone]
+    answers = iter(found)
     return [refusal([(trial.what, next(answers)) for trial in mine]) for mine in trials]
 
 

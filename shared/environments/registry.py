@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.environments import Environment, InfrastructureError, Places
-from shared.plugins import Plugins, UnknownName
+from shared.plugins import Plugins, UnknownName, Unloadable
 from shared.problems.schema import Problem
 from shared.sandbox import CANARY
 
@@ -45,6 +45,8 @@ def factory(kind: str) -> Callable[[Places], Environment[Any, Any]]:
             f"field 'kind': found {kind!r:.80}; allowed: {', '.join(kinds())} (another one comes with a package that has an "
             f"entry point {kind!r:.80} in the group {PLUGINS.group!r})"
         ) from None
+    except Unloadable as error:
+        raise UnknownKind(f"field 'kind': the environment {error}") from error
     return made
 
 
@@ -82,5 +84,21 @@ class Environments:
     def named(self, kind: str) -> Environment[Any, Any]:
         """Return the environment of a kind. Raises UnknownKind."""
         if kind not in self._made:
-            self._made[kind] = factory(kind)(self.places)
+            self._made[kind] = self._new(kind)
         return self._made[kind]
+
+    def _new(self, kind: str) -> Environment[Any, Any]:
+        make = factory(kind)
+        try:
+            made = make(self.places)
+        except TypeError as error:  # a method that every environment needs is missing
+            raise UnknownKind(
+                f"field 'kind': the environment {PLUGINS.place(kind)} cannot be made: {error}; allowed: a class that "
+                "docs/environments.md describes"
+            ) from error
+        if made.kind != kind:
+            raise UnknownKind(
+                f"field 'kind': the environment {PLUGINS.place(kind)} says that its kind is {made.kind!r:.80}; allowed: the "
+                "name of its entry point"
+            )
+        return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,8 @@ _PACKED = {
 }  # first bytes → what undoes it
 _A_LINE = "one JSON object a line (docs/problems.md)"
 _ID = re.compile(r"[!-~]{1,128}\Z")  # visible ASCII: ids stand in keys, files and labels
-STORE = Path(".etude/cache/objects")  # of trees that files of problems name; it can be made again
+# Of trees that files of problems name, in the state folder; it can be made again.
+STORE = Path(os.environ.get("ETUDE_STATE") or ".etude", "cache", "objects")
 _MAX_TAG = 200  # characters of `category` and `cell`: both stand in every message and row of their problem
 
 

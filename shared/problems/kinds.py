@@ -32,7 +32,8 @@ from shared.problems.schema import (
 
 _OWN = ("kind", "id")  # of the hidden part: a line says them once
 _A_TREE = "a path to a folder, an archive or a git bundle, or the reference of a stored object"
-_IMAGES = ("image", "docker_image", "image_name")
+_IMAGE = "image"
+_IMAGES = (_IMAGE, "docker_image", "image_name")  # as data sets call it
 
 
 @dataclass(slots=True)
@@ -104,10 +105,8 @@ def parse(raw: dict[str, Any], attach: Callable[[], Attach] | None) -> tuple[Pro
     given = {name: value for name, value in raw.items() if name != "hidden"}
     for image in _IMAGES:
         if image in given and image not in public.__struct_fields__:
-            raise ValueError(
-                f"field {image!r}: found {given[image]!r:.60}; allowed: none, no image can be had here; give `tree`: a folder, an "
-                "archive or a git bundle, and `setup`"
-            )
+            way_out = f"the field {_IMAGE!r}" if _IMAGE in public.__struct_fields__ else "none: the kind has no image"
+            raise ValueError(f"field {image!r}: found {given[image]!r:.60}; allowed: {way_out} (docs/problems.md)")
     _require_known(given, public, "", ("hidden",))
     _require_known(hidden, secret, "hidden.")
     problem = converted(_with_changes(_with_refs(given, public, attach), public, "", None, None), public)

@@ -39,13 +39,13 @@ def format_of(directory: Path) -> dict[str, Any]:
     vocabulary, template, ends = parts_of(directory)
     proof = prove(template, vocabulary, ends, {})
     if isinstance(proof, list):
-        raise UnfitCheckpoint(f"the chat template of {directory.name}: {'; '.join(proof)}; {_way_out(vocabulary)}")
+        raise UnfitCheckpoint(f"its chat template: {'; '.join(dict.fromkeys(proof))}; {_way_out(vocabulary)}")
     calls = calls_of(template, vocabulary, ends)
     card = _chatml(template, vocabulary, ends, proof, calls)
     if card is None:
         if calls is None:
             raise UnfitCheckpoint(
-                f"the chat template of {directory.name}: no reader here reads the calls that it writes ({', '.join(CALLS)}); "
+                f"its chat template: no reader here reads the calls that it writes ({', '.join(CALLS)}); "
                 f"{_way_out(vocabulary)}"
             )
         card = {"format": "jinja", "calls": calls}

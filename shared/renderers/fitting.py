@@ -14,6 +14,7 @@ from shared.problems import FunctionHidden, FunctionProblem, Problem, ProblemErr
 from shared.problems.importing import Line, listed, read_lines
 from shared.renderers import Renderer
 
+SMALL = "compact-1"  # the format of the policy that ships
 PAGE = 'docs/problems.md, "What the small policy can take"'
 CHECK = 'docs/problems.md, "Admission"'
 _NAMED = 8
@@ -43,8 +44,9 @@ class Fitting:
     def refusal(self, before: str = "") -> str:
         """Return how many problems were rejected, and why each; empty: none was. `before`: prefix of each kind's line."""
         of = len(self.lines) + self.without
+        small = self.format == SMALL
         kinds = (
-            (self.refused, f"do not fit {self.format} ({PAGE})"),
+            (self.refused, f"do not fit {SMALL} ({PAGE})" if small else f"cannot be attempted with {self.format}"),
             (self.failed, f"fail the check in the sandbox ({CHECK})"),
         )
         return "\n".join(

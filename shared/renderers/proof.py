@@ -154,7 +154,9 @@ class _Prover:
         opening = self.template.render(head, tools, self.more)
         longer = self.template.render([*head, message, *following], tools, self.more)
         at = opening.rfind("end of head")
-        if at < 0 or not longer.startswith(opening[: at + len("end of head")]):
+        if at < 0:
+            raise Refused("it leaves out or rewrites what was said to the assistant")
+        if not longer.startswith(opening[: at + len("end of head")]):
             raise Refused("what was written before it is written otherwise")
         return self.bridge.behind(head, message, following, mark, tools)
 

@@ -512,6 +512,10 @@ def test_an_attempt_of_a_run_is_read_from_the_object_store(tmp_path: Path, probl
         "reward  0.9  = solved +1, length -0.1",
     ):
         assert line in graded
+    for name in ("r-1/a-2", "r-1/"):
+        refused = cli(tmp_path, "show", name)
+        assert refused.exit_code == 2
+        assert "allowed: r-1/a-1 (`etude ledger show r-1`)" in refused.stderr
     missing = cli(tmp_path, "show", "r-1/a-2")
     assert (missing.exit_code, "no trajectory of attempt 'a-2'" in missing.stderr) == (2, True)
 

@@ -12,6 +12,7 @@ from shared.environments.repository.trees import File, Link, TreeError
 
 _ENDS = ("", ".git", ".bundle")
 _ARCHIVES = ("", ".tar", ".tar.gz", ".tgz", ".tar.zst")
+_SHOWN = 3  # submodules that a note names
 _KEPT = 2  # trees; rows of one commit follow each other
 
 
@@ -19,11 +20,13 @@ _KEPT = 2  # trees; rows of one commit follow each other
 class Clones:
     """`folder`: holds the repositories; None: no folder was given. For the row's repository `owner/name` these are looked for:
     `owner/name`, `owner__name`, `name`; each with `.git` or `.bundle`, or with `@COMMIT` and an archive's ending. `images`: task or
-    row -> its image, as `etude tasks images --out` writes them."""
+    row -> its image, as `etude tasks images --out` writes them. `submodules`: of the tree that was returned last, those whose files
+    are not in it."""
 
     folder: Path | None
     images: Mapping[str, str] = field(default_factory=dict)
-    _read: dict[tuple[Path, str], dict[str, File | Link]] = field(default_factory=dict)
+    submodules: list[str] = field(default_factory=list)
+    _read: dict[tuple[Path, str], tuple[dict[str, File | Link], list[str]]] = field(default_factory=dict)
 
     def image(self, row: str) -> str:
         """Return the image of a row, or of the task that the row is a step of (`task/step`); empty: none was built."""
@@ -51,8 +54,17 @@ class Clones:
         if key not in self._read:
             while len(self._read) >= _KEPT:
                 del self._read[next(iter(self._read))]
-            self._read[key] = tree_at(path, commit)
-        return self._read[key]
+            left_out: list[str] = []
+            self._read[key] = tree_at(path, commit, left_out=left_out), left_out
+        tree, self.submodules = self._read[key]
+        return tree
+
+    def note(self) -> str:
+        """Say which submodules the tree that was returned last lacks; empty: none."""
+        if not self.submodules:
+            return ""
+        shown = ", ".join(self.submodules[:_SHOWN]) + (", …" if len(self.submodules) > _SHOWN else "")
+        return f"its submodules are left out: {shown}"
 
 
 def _places(folder: Path, repository: str) -> Iterator[Path]:

@@ -57,6 +57,7 @@ def _made(row: dict[str, Any], clones: Clones, objects: Objects) -> Found:
         objects,
         tree,
         name,
+        clones.note(),
         public={
             "prompt": text(row, "problem_statement"),
             "cell": repository,

@@ -35,7 +35,7 @@ def _made(row: dict[str, Any], clones: Clones, objects: Objects) -> Found:
         objects,
         tree,
         name,
-        note,
+        "; ".join(filter(None, (note, clones.note()))),
         public={
             "prompt": text(row, "problem_statement"),
             "cell": repository,

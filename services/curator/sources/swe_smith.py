@@ -46,7 +46,7 @@ def _made(row: dict[str, Any], clones: Clones, objects: Objects) -> Found:
         objects,
         {path: entry for path, entry in bad.items() if path not in hidden},
         name,
-        note,
+        "; ".join(filter(None, (note, clones.note()))),
         public={
             "prompt": text(row, "problem_statement"),
             "cell": repository,

@@ -10,7 +10,7 @@ from typing import Any
 from services.inference.chat.calls import HERMES, Call, content_of, parse, settled
 from services.inference.chat.template import ChatTemplate
 from services.inference.wire import GenerateRequest, SamplingParams, Unavailable
-from shared.chat.openai.request import names, schemas, turns
+from shared.chat.openai.request import names, require_calls, schemas, turns
 from shared.chat.openai.structs import ChatRequest
 from shared.chat.reader import REPLACEMENT, Reader
 
@@ -19,6 +19,7 @@ class Talk:
     """`generate`, `sampling`: what is to be sampled. Raises BadRequest. `context`: positions that a session has."""
 
     def __init__(self, asked: ChatRequest, template: ChatTemplate, *, context: int) -> None:
+        require_calls(asked)
         prompt = template.prompt(turns(asked), schemas(asked), names(asked), context=context)
         self._asked, self._tokenizer = asked, template.tokenizer
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())

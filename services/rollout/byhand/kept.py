@@ -170,7 +170,8 @@ def _unknown(attempts: Path, id: str, known: Sequence[str], matching: Sequence[s
     if not known:
         return f"{attempts}: no attempt is kept there; `etude rollout run` makes one, and --state says where to look"
     near = get_close_matches(id, known, 3, 0.4) or list(known[-3:])
-    return f"found no attempt {id!r:.80} in {attempts}; allowed: {', '.join(near)}, or RUN/ATTEMPT for one of a run"
+    offered = f"{', '.join(near)}, or RUN/ATTEMPT for one of a run (`RUN/` names some)"
+    return f"found no attempt {id!r:.80} in {attempts}; allowed: {offered}"
 
 
 def _pretty(value: object) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,14 +16,16 @@ from services.rollout.attempt import AnyAgent, Work, trajectory_of
 from services.rollout.byhand import kept
 from services.rollout.byhand.changes import unified
 from services.rollout.byhand.foreign import WatchedForeign, watched_foreign
-from services.rollout.byhand.policies import Policy
+from services.rollout.byhand.policies import BadPolicy, Policy
 from services.rollout.byhand.problems import Chosen
+from services.rollout.byhand.scripted import BadScript
 from services.rollout.byhand.watched import Turn, Watched
 from services.rollout.keeping import decided
 from shared.contracts.messages import AttemptKey, RolloutRequested, StopReason, Verdict
 from shared.contracts.run import Purpose, Ref, Sampling
 from shared.contracts.trajectory import Segment, Submission, Trajectory
 from shared.environments import Brief, Driven, Environment, Grading, InfrastructureError, Ungradable, Workspace
+from shared.environments.answering import require_one_each
 from shared.environments.registry import Environments
 from shared.renderers.chat import schema_of
 from shared.sandbox import SandboxUnavailable
@@ -97,7 +100,18 @@ async def _played(
         finally:
             await workspace.close()
     except InfrastructureError as error:
-        return _Outcome(agent, Work(StopReason.infrastructure, Submission(), dict(policy.notes)), str(error))
+        why = str(error)
+    except (BadPolicy, BadScript, SandboxUnavailable):
+        raise
+    except Exception as error:  # of an environment or a tool that a person is perhaps just writing
+        why = defect(error)
+    return _Outcome(agent, Work(StopReason.infrastructure, Submission(), dict(policy.notes)), why)
+
+
+def defect(error: Exception) -> str:
+    """Say what an exception was and where it was raised, in one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno}, in {last.name})"
 
 
 def _scale(workspace: Workspace, policy: Policy) -> None:
@@ -111,9 +125,13 @@ async def graded(environment: Environment, chosen: Chosen, submission: Submissio
     if chosen.hidden is None:
         return None, NO_HIDDEN
     try:
-        (found,) = await environment.grade([Grading(chosen.problem, chosen.hidden, submission)])
-    except SandboxUnavailable as error:
+        answers = await environment.grade([Grading(chosen.problem, chosen.hidden, submission)])
+        require_one_each((chosen,), answers, f"verdicts of environment {chosen.problem.kind!r}")
+    except (SandboxUnavailable, InfrastructureError) as error:
         return None, str(error)
+    except Exception as error:  # as in `_played`
+        return None, defect(error)
+    (found,) = answers
     return (None, found.reason) if isinstance(found, Ungradable) else (found, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -30,6 +31,8 @@ from shared.renderers.chat import schema_of
 from shared.renderers.registry import load_renderer
 from shared.weights.checkpoint_objects import download_directory
 
+_SHOWN = 3  # attempts that an error offers
+
 
 class NotStored(ValueError):
     """The attempt cannot be read; the text says what is missing."""
@@ -43,9 +46,14 @@ def view_of(run: str, attempt: str, objects: Objects, settings: RolloutSettings)
         raise NotStored(f"found no run {run!r:.80} in {settings.objects_url}; `etude runs` lists them") from None
     except (ObjectDamaged, msgspec.MsgspecError) as error:
         raise NotStored(f"run {run}: its configuration cannot be read: {error}") from None
-    ref = newest_trajectory(objects, run, attempt)
+    ref = newest_trajectory(objects, run, attempt) if attempt else None
     if ref is None:
-        raise NotStored(f"run {run} has no trajectory of attempt {attempt!r:.80}; `etude ledger` lists its attempts")
+        some = (
+            ", ".join(f"{run}/{name}" for name in _some_attempts(objects, run)) or "none, since it has no attempts yet"
+        )
+        raise NotStored(
+            f"run {run} has no trajectory of attempt {attempt!r:.80}; allowed: {some} (`etude ledger show {run}`)"
+        )
     try:
         trajectory = unpack(objects.get(ref))
         directory = download_directory(objects, config.base, settings.formats / config.base.checksum, weights=False)
@@ -53,6 +61,13 @@ def view_of(run: str, attempt: str, objects: Objects, settings: RolloutSettings)
     except (ValueError, ObjectMissing) as error:
         raise NotStored(f"{run}/{attempt}: {error}") from None
     return _view(run, config, ref, trajectory, renderer, objects, settings)
+
+
+def _some_attempts(objects: Objects, run: str) -> list[str]:
+    """Return a few attempts of a run that have left a trajectory or a verdict."""
+    before = f"runs/{run}/attempts/"
+    names = itertools.groupby(key[len(before) :].partition("/")[0] for key in objects.list(before))
+    return [name for name, _ in itertools.islice(names, _SHOWN)]
 
 
 def _view(

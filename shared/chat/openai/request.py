@@ -27,6 +27,7 @@ from shared.chat.refusing import NESTED, BadRequest
 
 MAX_STOPS = 4  # OpenAI's limit; each is searched for after every token
 THOUGHT = "reasoning_content"  # what most templates call an earlier turn's thinking
+_NAMED = 4  # ids of calls that a refusal names
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -66,6 +67,22 @@ def turns(asked: ChatRequest) -> list[dict[str, Any]]:
     which they were sent. Raises BadRequest."""
     sent = zip(asked.messages, asked.__dict__["calls"], strict=True)
     return [_turn(f"messages[{i}]", message, calls or []) for i, (message, calls) in enumerate(sent)]
+
+
+def require_calls(asked: ChatRequest) -> None:
+    """Raise BadRequest for the result of a call that no earlier message made. Calls without ids are let pass."""
+    made: set[str] = set()
+    unnamed = False
+    for i, message in enumerate(asked.messages):
+        for call in message.tool_calls or ():
+            unnamed = unnamed or not call.id
+            made.add(call.id or "")
+        answered = message.tool_call_id if message.role == "tool" else None
+        if answered is not None and answered not in made and not unnamed:
+            allowed = ", ".join(map(repr, sorted(made)[-_NAMED:])) or "none, since no earlier message has tool_calls"
+            raise BadRequest(
+                f"messages[{i}].tool_call_id: found {answered!r:.60}; allowed: the id of a call in an earlier message ({allowed})"
+            )
 
 
 def schemas(asked: ChatRequest) -> list[dict[str, Any]] | None:

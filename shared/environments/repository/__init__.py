@@ -26,10 +26,11 @@ from shared.environments import (
     SandboxGone,
     Ungradable,
     Workspace,
+    tools,
 )
 from shared.environments.repository import checks, grading, rooms, runtime
 from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
-from shared.environments.tools import Hit, load, names
+from shared.environments.tools import Hit, load
 from shared.sandbox import SandboxUnavailable
 from shared.sandbox.contract import WORKSPACE, Base, Sandboxes
 from shared.sandbox.contract import Limits as SandboxLimits
@@ -64,8 +65,8 @@ class RepositoryEnvironment:
             return f"field {wrong[0]!r}: {wrong[1]}"
         if wrong_room := rooms.objection(self._places, problem):
             return wrong_room
-        if unknown := [name for name in problem.tools if name not in names()]:
-            return f"field 'tools': found {unknown[0]!r:.60}; allowed: {', '.join(names())}"
+        if wrong_tool := tools.objection(problem.tools):
+            return f"field 'tools': {wrong_tool}"
         if problem.tools and "submit" not in problem.tools:
             return "field 'tools': found no 'submit'; allowed: lists that hold it"
         if "web_search" in problem.tools:

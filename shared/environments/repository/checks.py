@@ -76,8 +76,13 @@ def _wrong_limits(limits: RepositoryLimits) -> Wrong | None:
     for name, (least, most) in _BOUNDS.items():
         value = getattr(limits, name)
         if not isfinite(value) or not least <= value <= most:
-            return f"limits.{name}", f"found {value:g}; allowed: {least:g} to {most:g}"
+            return f"limits.{name}", f"found {_plain(value)}; allowed: {_plain(least)} to {_plain(most)}"
     return None
+
+
+def _plain(number: float) -> str:
+    """Return 1048576 and not 1.04858e+06."""
+    return str(int(number)) if isfinite(number) and number == int(number) else f"{number:g}"
 
 
 def wrong_hidden(hidden: RepositoryHidden, tree: Tree | None = None) -> Wrong | None:

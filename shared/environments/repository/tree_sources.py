@@ -1,7 +1,7 @@
 """Reads a source tree from a folder, an archive, a git repository at a commit, or a git bundle.
 
 From git it reads the tree of one commit, blob by blob: no hook, filter or attribute of the repository runs or changes a byte.
-Submodules are left out, as in a clone without them.
+The files of submodules are not in that tree. It is refused, unless the caller asks which submodules are left out.
 """
 
 from __future__ import annotations
@@ -46,21 +46,48 @@ _ENVIRONMENT = {
 }
 
 
-def tree_at(source: Path, commit: str = "") -> dict[str, File | Link]:
+def tree_at(source: Path, commit: str = "", *, left_out: list[str] | None = None) -> dict[str, File | Link]:
     """Read a tree. `commit`: of a git repository or bundle; empty: the folder as it stands, or a bundle's HEAD. For a folder
-    or an archive without git it is a label and changes nothing. Raises TreeError."""
+    or an archive without git it is a label and changes nothing. `left_out`: gets the paths of submodules whose files are not there;
+    None: a tree with such a submodule is refused. Raises TreeError."""
+    missing: list[str] = []
+    tree = _read(source, commit, missing)
+    if left_out is not None:
+        left_out += missing
+    elif missing:
+        raise TreeError(
+            f"{source}: {min(missing)!r:.200}: is a submodule, one of {len(missing)}, and its files are not in the tree; allowed: "
+            "the files themselves: after `git submodule update --init --recursive` name the work folder without `commit`. If the "
+            "tests do not need them: `git archive -o tree.tar COMMIT`, and name tree.tar"
+        )
+    return tree
+
+
+def _read(source: Path, commit: str, missing: list[str]) -> dict[str, File | Link]:
+    """`missing`: gets the submodules whose files are not there."""
     if source.is_dir():
         if is_repository(source) and (commit or not (source / ".git").exists()):
-            return from_git(source, commit or "HEAD")
-        return from_folder(source)
+            return from_git(source, commit or "HEAD", missing)
+        tree = from_folder(source)
+        missing += _unfilled(source, tree)
+        return tree
     try:
         with source.open("rb") as file:
             head = file.read(512)
     except OSError as error:
         raise TreeError(f"{source}: cannot be read ({error.strerror}); allowed: {ALLOWED}") from None
     if head.startswith(b"# v2 git bundle") or head.startswith(b"# v3 git bundle"):
-        return from_bundle(source, commit or "HEAD")
+        return from_bundle(source, commit or "HEAD", missing)
     return from_archive(source, head)
+
+
+def _unfilled(folder: Path, tree: Mapping[str, File | Link]) -> list[str]:
+    """Return the submodules of a work folder that were not checked out."""
+    if not (folder / ".git").exists() or not (folder / ".gitmodules").exists():
+        return []
+    listed = _git(folder, "ls-files", "--stage", "-z", place=folder).decode(errors="replace").split("\0")
+    known = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
+    return [path for path in known if not any(name.startswith(f"{path}/") for name in tree)]
 
 
 def require_files(source: Path, tree: Mapping[str, File | Link]) -> None:
@@ -107,10 +134,10 @@ def from_archive(path: Path, head: bytes) -> dict[str, File | Link]:
         raise TreeError(f"{path}: cannot be read ({error})") from None
 
 
-def from_bundle(path: Path, commit: str) -> dict[str, File | Link]:
-    """Read the tree of a commit that the bundle holds. Raises TreeError."""
+def from_bundle(path: Path, commit: str, missing: list[str]) -> dict[str, File | Link]:
+    """Read the tree of a commit that the bundle holds. `missing`: gets its submodules. Raises TreeError."""
     with unbundled(path) as folder:
-        return from_git(folder, commit, named=path)
+        return from_git(folder, commit, missing, named=path)
 
 
 @contextlib.contextmanager
@@ -130,8 +157,11 @@ def unbundled(path: Path) -> Iterator[Path]:
         yield folder
 
 
-def from_git(repository: Path, commit: str, named: Path | None = None) -> dict[str, File | Link]:
-    """Read the tree of a commit. `named`: what errors call the repository; None: its path. Raises TreeError."""
+def from_git(
+    repository: Path, commit: str, missing: list[str] | None = None, named: Path | None = None
+) -> dict[str, File | Link]:
+    """Read the tree of a commit. `missing`: gets its submodules; None: nobody asks for them. `named`: what errors call the
+    repository; None: its path. Raises TreeError."""
     place = named or repository
     sha = resolve(repository, commit, place)
     tree: dict[str, File | Link] = {}
@@ -143,6 +173,8 @@ def from_git(repository: Path, commit: str, named: Path | None = None) -> dict[s
         facts, _, raw = line.partition(b"\t")
         mode, kind, blob, length = facts.decode().split()
         if kind != "blob":  # a submodule
+            if missing is not None:
+                missing.append(raw.decode(errors="replace"))
             continue
         try:
             path = raw.decode()

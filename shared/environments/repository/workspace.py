@@ -129,6 +129,10 @@ class RepositoryWorkspace:
         except SandboxUnavailable as error:
             raise SandboxGone(str(error)) from None
         result = Result(text=answer) if isinstance(answer, str) else answer
+        if not isinstance(result, Result):
+            raise InfrastructureError(
+                f"tool {call.name!r:.60}: its `run` returned {type(answer).__name__}; allowed: a text or a Result"
+            )
         self._ended = self._ended or result.ends is not None
         text = (
             (await self._short(result.text)).encode("utf-8", "replace").decode()

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from shared.environments import Result, ToolSpec
-from shared.plugins import Plugins, modules_of
+from shared.plugins import Plugins, Unloadable, modules_of
 
 MAX_TEXT = 4 << 20  # bytes of a file that a tool reads or edits
 
@@ -122,9 +122,28 @@ def names() -> list[str]:
 
 @functools.cache
 def load(name: str) -> Tool:
-    """Return the tool of that name. Raises shared.plugins.UnknownName."""
-    tool: Tool = PLUGINS.load(name)()
+    """Return the tool of that name. Raises shared.plugins.UnknownName, shared.plugins.Unloadable."""
+    made = PLUGINS.load(name)
+    try:
+        tool: Tool = made()
+        named = tool.spec.name
+    except Exception as error:  # whatever another package brings
+        raise Unloadable(f"{PLUGINS.place(name)} cannot be made: {type(error).__name__}: {error}") from error
+    if named != name:
+        raise Unloadable(f"{PLUGINS.place(name)}: its spec says {named!r:.80}; allowed: the name of its entry point")
     return tool
+
+
+def objection(wanted: Sequence[str]) -> str | None:
+    """Return which tool cannot be offered and why, or None."""
+    for name in wanted:
+        if name not in names():
+            return f"found {name!r:.60}; allowed: {', '.join(names())}"
+        try:
+            load(name)
+        except Unloadable as error:
+            return f"found {name!r:.60}: {error}"
+    return None
 
 
 def parameters(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:

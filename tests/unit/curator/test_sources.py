@@ -283,3 +283,19 @@ def test_the_wrong_source_names_the_right_one(tmp_path: Path) -> None:
     for source, path, said in (("swe-bench", tmp_path / "task", "harbor"), ("harbor", rows, "swe-bench")):
         with pytest.raises(ProblemError, match=f"`etude tasks import {said} {path} "):
             list(sources.named(source)(path, Clones(None), DirectoryObjects(tmp_path / "objects")))
+
+
+def test_a_row_whose_repository_has_submodules_is_imported_with_a_note(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    clone = tmp_path / "repos" / "octo__sum"
+    git(tmp_path, "clone", "--quiet", str(clone), "part")
+    git(clone, "checkout", "--quiet", world.before)
+    git(clone, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "part"), "vendor/part")
+    git(clone, "commit", "--quiet", "-m", "with a submodule")
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    with_part, without = world.read(
+        "swe-bench", {**world.row, "instance_id": "a", "base_commit": commit}, {**world.row, "instance_id": "b"}
+    )
+    assert with_part.note == "its submodules are left out: vendor/part"
+    assert with_part.problem is not None
+    assert without.note == ""

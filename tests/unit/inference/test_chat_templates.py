@@ -71,6 +71,20 @@ def test_a_call_in_the_history_is_in_the_prompt_as_transformers_writes_it(tmp_pa
     assert len(ids(tmp_path, long)) > len(ids(tmp_path, short)) + 40
 
 
+def test_the_result_of_a_call_that_nobody_made_is_refused_with_those_that_were_made(tmp_path):
+    checkpoint(tmp_path, "qwen3")
+    user, said, result = history('{"cmd": "ls"}')
+    stray = {**result, "tool_call_id": "call_9"}
+    with pytest.raises(BadRequest, match=r"^messages\[2\]\.tool_call_id: found 'call_9'; allowed: .*\('call_1'\)$"):
+        ids(tmp_path, [user, said, stray])
+    with pytest.raises(
+        BadRequest, match=r"^messages\[1\]\.tool_call_id: found 'call_1'; .*no earlier message has tool_calls"
+    ):
+        ids(tmp_path, [user, result, said])
+    nameless = {**said, "tool_calls": [{"type": "function", "function": said["tool_calls"][0]["function"]}]}
+    assert ids(tmp_path, [user, nameless, stray]) == ids(tmp_path, [user, said, result])
+
+
 def test_where_a_template_joins_arguments_to_text_they_are_the_clients_own_text(tmp_path):
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ '!' ~ c.function.arguments }}{% endfor %}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,10 @@ def test_a_solution_may_be_a_diff_of_the_tree(folder: Path) -> None:
     [
         ({"prompt": " \n"}, "field 'prompt': is empty; allowed: an instruction"),
         (
+            {"docker_image": "x:1"},
+            "field 'docker_image': found 'x:1'; allowed: the field 'image'",
+        ),
+        (
             {"image": "docker.io/x@sha256:1"},
             "field 'image': found 'docker.io/x@sha256:1'; allowed: base:NAME",
         ),
@@ -102,7 +107,7 @@ def test_a_solution_may_be_a_diff_of_the_tree(folder: Path) -> None:
         ({"workdir": "src"}, "field 'workdir': found 'src'; allowed: a folder of the tree"),
         ({"setup": ["make", ""]}, r"field 'setup\[1\]': found ''; allowed: a shell command"),
         ({"limits": {"memory": 3}}, "field 'limits.memory': not known; did you mean 'limits.memory_mb'"),
-        ({"limits": {"memory_mb": 3}}, "field 'limits.memory_mb': found 3; allowed: 64 to 1.04858e"),
+        ({"limits": {"memory_mb": 3}}, "field 'limits.memory_mb': found 3; allowed: 64 to 1048576"),
         ({"limits": {"turns": "many"}}, "field 'limits.turns': found 'many'; allowed: a whole number"),
         ({"hidden": []}, r"field 'hidden': found \[\]; allowed for kind 'repository': an object with fail_to_pass, "),
         (changed(runner="jest"), "field 'hidden.runner': found 'jest'; allowed: 'pytest'"),
@@ -289,3 +294,13 @@ def test_no_line_of_a_repository_raises_anything_but_a_named_refusal(raw: Any) -
     line = json.dumps({"id": "a", "prompt": "p", **(raw if isinstance(raw, dict) else {}), "kind": "repository"})
     with pytest.raises(ProblemError, match="line 7: "):
         parse_line(line, 7)
+
+
+def test_trees_of_a_file_go_below_the_state_folder_that_the_environment_names(tmp_path: Path) -> None:
+    script = "from shared.problems.importing import STORE; print(STORE)"
+    for state, place in ((str(tmp_path), tmp_path / "cache" / "objects"), ("", Path(".etude/cache/objects"))):
+        environment = {**os.environ, "ETUDE_STATE": state}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert Path(done.stdout.strip()) == place

@@ -18,7 +18,7 @@ from shared.environments.function.edits import EditError, apply_edit, reachable
 from shared.environments.registry import Environments
 from shared.problems import Case, FunctionProblem, ProblemError
 from shared.problems.schema import MAX_CODE
-from shared.renderers.fitting import read_fitting
+from shared.renderers.fitting import Fitting, read_fitting
 from shared.renderers.formats.compact_1 import MAX_CASES, MAX_LINES, MIN_ROOM, Compact
 
 BROKEN, RIGHT = "def f(x):\n    return x\n", "def f(x):\n    return x + 1\n"
@@ -198,3 +198,9 @@ def test_code_that_no_parser_should_read_is_refused_whatever_the_format() -> Non
     assert Environments(Places()).of(found).objection(found) == (
         "field 'files': found 262,145 characters of code; allowed: at most 262,144"
     )
+
+
+def test_the_page_on_the_small_policy_is_named_for_that_policy_alone() -> None:
+    refused = ["line 1: problem 'a': field 'tools': found 'fly'"]
+    assert Fitting("chatml", [], refused, []).refusal().startswith("1 of 1 problems cannot be attempted with chatml:\n")
+    assert "do not fit compact-1 (docs/problems.md" in Fitting("compact-1", [], refused, []).refusal()

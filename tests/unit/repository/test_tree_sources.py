@@ -88,3 +88,28 @@ def test_an_empty_tree_and_pointers_of_git_lfs_are_refused_where_problems_come_i
         incoming.tree("lfs", "")
     (tmp_path / "lfs" / "m.bin").write_text("about " + pointer)
     require_files(tmp_path, tree_at(tmp_path / "lfs"))
+
+
+def test_a_tree_that_lacks_the_files_of_a_submodule_is_refused_with_the_way_out(
+    repository: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, first = repository
+    part = tmp_path / "part"
+    git(tmp_path, "clone", "-q", str(folder), "part")
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "vendor/part")
+    git(folder, "commit", "-qm", "three")
+    git(folder, "bundle", "create", "-q", str(tmp_path / "whole.bundle"), "main")
+    git(tmp_path, "clone", "-q", str(folder), "clone")
+    incoming = Attach(DirectoryObjects(tmp_path / "store"), tmp_path)
+    for name, commit in (("repository", "main"), ("clone", ""), ("clone", "HEAD"), ("whole.bundle", "main")):
+        with pytest.raises(
+            TreeError, match=rf"{name}: 'vendor/part': is a submodule, one of 1.*submodule update --init"
+        ):
+            incoming.tree(name, commit)
+    left_out: list[str] = []
+    assert sorted(tree_at(folder, "main", left_out=left_out)) == [".gitmodules", "a.py"]
+    assert left_out == ["vendor/part"]
+    assert "vendor/part/a.py" in tree_at(folder)  # the work folder holds its files
+    git(folder, "archive", "-o", str(tmp_path / "without.tar"), "main")
+    assert sorted(tree_at(tmp_path / "without.tar")) == [".gitmodules", "a.py"]
+    incoming.tree("repository", first)

@@ -95,7 +95,8 @@ def read_project(source: str, tests: Sequence[str] = (), libraries: Path | None 
     path = Path(source)
     try:
         if path.exists():
-            tree = _at_top(tree_at(path, commit or ("HEAD" if path.is_dir() and is_repository(path) else "")))
+            at = commit or ("HEAD" if path.is_dir() and is_repository(path) else "")
+            tree = _at_top(tree_at(path, at, left_out=[]))  # tests that need a submodule fail, and are not asked for
         else:
             tree, path = _installed(source), None  # type: ignore[assignment]
     except TreeError as error:
