@@ -1,4 +1,4 @@
-"""What a scaling study is told: a TOML file, checked field by field before anything is written. Pure but for reading it."""
+"""The configuration of a scaling study: a TOML file, checked field by field before anything is written."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _absolute(config: StudyConfig, folder: Path) -> StudyConfig:
 
 def phase(path: Path, *, out: Path, checkpoint: Path | None = None, tokens: int | None = None) -> str:
     """Return a phase's configuration as TOML, with absolute paths and the study's own fields. None: as the file says. Raises
-    BadStudy for a file that is none; whether its fields fit is said by the phase itself (`--check`)."""
+    BadStudy for a file that is no TOML. The phase itself says whether its fields fit."""
     raw = _toml(path)
     folder = path.parent.absolute()
     for name in _PATHS:

@@ -1,4 +1,4 @@
-"""What a scaling study found: one table, one picture, and the line of reward after RL against loss after SFT."""
+"""The results of a scaling study: one table, one picture, and the line of pass@1 after RL against the loss after SFT."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def line(levels: Sequence[Level]) -> Line | None:
 
 
 def markdown(levels: Sequence[Level]) -> str:
-    """Return the table, and what it says, as text for people."""
+    """Return the table and one sentence about it, in Markdown."""
     rows = [
         "| pretraining, tokens | loss after SFT, nats/token | pass@1 before RL | pass@1 after RL | 95 % interval | gain | steps |",
         "|---|---|---|---|---|---|---|",
