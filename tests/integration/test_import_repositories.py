@@ -112,7 +112,7 @@ def test_an_agent_for_a_file_of_ones_own_is_refused(folder: Path) -> None:
 def test_a_source_that_nobody_knows_is_refused_with_those_that_are(folder: Path) -> None:
     code, said = run("swebench", "rows.jsonl", "--out", "pack")
     assert code == 2
-    assert "found source 'swebench'; allowed: harbor, r2e-gym, swe-bench" in said
+    assert "found source 'swebench'; allowed: harbor, harbor-steps, r2e-gym, swe-bench" in said
 
 
 def test_a_script_imports_the_packages_of_its_own_tree_before_the_installed_ones(folder: Path) -> None:
