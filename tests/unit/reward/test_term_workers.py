@@ -115,7 +115,10 @@ def test_a_catastrophic_pattern_a_crash_and_a_wrong_amount_stop_nothing_else(wor
     assert said["mute"].startswith("ValueError: answer: found None; expected Found")
     assert said["clumsy"] == "KeyError: 'oops'"
     assert said["hoarding"].startswith("MemoryError")
-    assert said["gone"].startswith("ModuleNotFoundError")
+    assert said["gone"] == (
+        "Unloadable: 'gone' (nowhere_to_be_found:term, group 'etude.reward_terms') cannot be loaded: "
+        "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+    )
     assert said["unheard_of"].startswith("not installed; installed: broken_tool_call")
 
 
