@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from infra.servers import CACHE
+from infra.servers import CACHE, alone
 from infra.setup import uv
 
 CHART = Path(__file__).resolve().parent
@@ -202,8 +202,9 @@ def keeps_secrets_apart(manifest: str) -> None:
 
 
 def main() -> None:
-    build_tools()
-    folder = schemas()
+    with alone("tools"):
+        build_tools()
+        folder = schemas()
     kind = "{{.ResourceKind}}{{.KindSuffix}}.json"
     locations = (
         *("-schema-location", f"{folder}/{{{{.NormalizedKubernetesVersion}}}}/{kind}"),

@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def only_what_is_here() -> Iterator[None]:
         yield
     finally:
         _fetching = before
+
+
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Hold the cache's lock `what`. Checkouts share the cache: one fetches or builds, and another waits, then finds it made."""
+    locks = CACHE / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / what).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{what}: another process is fetching or building it; waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def say(text: str) -> None:

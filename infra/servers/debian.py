@@ -12,17 +12,22 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.servers import CACHE, Unavailable, require_fetching, say
+from infra.servers import CACHE, Unavailable, alone, require_fetching, say
 
 LOG_LINES = 3
+WAITING = ("-o", "DPkg::Lock::Timeout=600")  # seconds; another apt-get may be at work on this machine
 
 
 def program(name: str, package: str, folders: Sequence[str] = ("/usr/bin", "/usr/sbin")) -> Path:
     """The path of `name`: as `present` finds it, else in a private copy of `package` that is made now. Raises Unavailable."""
     if path := present(name, package, folders):
         return path
-    if not (CACHE / "debian" / package).exists():
-        _unpack(package, CACHE / "debian" / package)
+    root = CACHE / "debian" / package
+    if not root.exists():
+        require_fetching(package)
+        with alone("debian"):  # one lock for all packages: they share apt's lists
+            if not root.exists():
+                _unpack(package, root)
     if path := present(name, package, folders):
         return path
     raise Unavailable(f"{name}: not in Debian's {package}; install {package} yourself, then run this again")
@@ -61,7 +66,6 @@ def _unpack(package: str, root: Path) -> None:
             raise Unavailable(
                 f"{package}: not installed, and {tool} is not here to fetch it; install {package} yourself"
             )
-    require_fetching(package)
     say(f"fetching Debian's {package}")
     work = root.with_name(f".{package}")
     shutil.rmtree(work, ignore_errors=True)
@@ -105,9 +109,9 @@ def installed(tool: str, package: str) -> Path:
     if not shutil.which(tool) and os.geteuid() == 0 and shutil.which("apt-get"):
         require_fetching(package)
         say(f"installing {package} by apt-get")
-        install = ["install", "-y", "-qq", "--no-install-recommends", package]
+        install = ["install", "-y", "-qq", "--no-install-recommends", *WAITING, package]
         if _apt(install):
-            _apt(["update", "-qq"])
+            _apt(["update", "-qq", *WAITING])
             if reason := _apt(install):
                 raise Unavailable(f"{tool}: apt-get cannot install {package}: {reason}")
     if found := shutil.which(tool):

@@ -16,7 +16,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
-from infra.servers import CACHE, Unavailable, require_fetching, say
+from infra.servers import CACHE, Unavailable, alone, require_fetching, say
 from infra.servers.debian import installed
 from infra.servers.place import Launch, Place
 
@@ -48,7 +48,9 @@ class Kafka:
         self._libraries = CACHE / f"kafka-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
         if not self._libraries.exists():
             require_fetching("kafka")
-            _download(self._libraries)
+            with alone("kafka"):
+                if not self._libraries.exists():
+                    _download(self._libraries)
         (version,) = re.findall(r"<artifactId>kafka_2.13</artifactId><version>(.+?)<", POM.read_text())
         return version
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from infra.servers import CACHE, Unavailable, require_fetching, say
+from infra.servers import CACHE, Unavailable, alone, require_fetching, say
 from infra.servers.go import find_go
 from infra.servers.place import Launch, Place
 from shared import direct
@@ -31,8 +31,9 @@ class Minio:
     def install(self) -> str:
         if not self.program.exists():
             require_fetching("minio")
-            self.program.parent.mkdir(parents=True, exist_ok=True)
-            _build(self.program)
+            with alone("minio"):
+                if not self.program.exists():
+                    _build(self.program)
         return RELEASED
 
     def prepare(self, place: Place) -> None:

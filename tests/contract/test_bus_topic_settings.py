@@ -18,7 +18,7 @@ from shared.contracts.topics import ALERTS, Topic
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
 from tests.contract.bus_world import World, alert, drained, go, take, texts
-from tests.patience import eventually
+from tests.patience import eventually, until
 from tests.servers import need
 
 __all__ = ["go"]
@@ -31,11 +31,19 @@ def world() -> World:
 
 
 def change(world: World, topic: Topic, **settings: str) -> None:
+    """Change the settings, and wait until the broker tells the new ones: KRaft's controller takes them before its brokers do."""
     cluster = Cluster.parse(world.url)
+    name = cluster.physical(topic.name)
     admin = KafkaAdminClient(**cluster.options())
     try:
-        changed = {name.replace("_", "."): value for name, value in settings.items()}
-        admin.alter_configs([ConfigResource("TOPIC", cluster.physical(topic.name), configs=changed)])
+        changed = {key.replace("_", "."): value for key, value in settings.items()}
+        admin.alter_configs([ConfigResource("TOPIC", name, configs=changed)])
+
+        def told() -> bool:
+            found = admin.describe_configs([ConfigResource("TOPIC", name)], config_filter="all")["topic"][name]
+            return all(found[key]["value"] == value for key, value in changed.items())
+
+        until(told, f"the broker's new settings of {name}: {changed}")
     finally:
         admin.close()
 
