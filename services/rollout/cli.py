@@ -22,7 +22,7 @@ from services.rollout.byhand.exporting import document
 from services.rollout.byhand.policies import Api, BadPolicy, Policy, Wish, opened
 from services.rollout.byhand.problems import Chosen, choose
 from services.rollout.byhand.replica import NotStarted
-from services.rollout.byhand.running import Objection, Watching, attempt
+from services.rollout.byhand.running import NO_HIDDEN, Objection, Watching, attempt
 from services.rollout.byhand.scripted import BadScript
 from services.rollout.byhand.shown import View, details, outcome, show, show_turn
 from services.rollout.byhand.stored import NotStored, effort, versions, view_of
@@ -115,7 +115,7 @@ def run(
 
     A script is a JSON list of replies: [{"text": "…", "calls": [{"name": "submit", "arguments": {}}]}].
 
-    Exit code 0: the attempt ended, solved or not. 1: the machine or the policy failed. 2: the command is wrong.
+    Exit code 0: the attempt ended, solved or not. 1: the machine, the policy or the grader failed. 2: the command is wrong.
     """
     if scripted is not None and policy:
         raise typer.BadParameter("found --policy and --scripted; give one of them", param_hint="--scripted")
@@ -136,7 +136,8 @@ def run(
         raise _refuse(str(error)) from None
     if as_json:
         print(json.dumps({**msgspec.to_builtins(record), "folder": str(state / "attempts" / record.id)}, indent=2))
-    raise typer.Exit(1 if record.stop is StopReason.infrastructure else 0)
+    failed = record.stop is StopReason.infrastructure or record.ungraded not in ("", NO_HIDDEN)
+    raise typer.Exit(int(failed))
 
 
 async def _run(named: str, wish: Wish, sampling: Sampling, settings: RolloutSettings, console: Console) -> kept.Record:

@@ -4,7 +4,8 @@ A source is a function `read(path, clones, objects)`. Other packages add theirs 
 `etude.sources`, whose name is the name of the source.
 
 Invariants:
-- A source drops only names of PASS_TO_PASS that the data set has truncated, and the files of git submodules; the note says so. Any
+- A source drops only names of PASS_TO_PASS that the data set has truncated, and the content of git submodules and
+  of files in Git LFS; the note says so. Any
   other part that this machine cannot use (an image, a language without a runner) refuses the row with the reason.
 - No source reaches the network. Repositories come from a folder of clones, bundles and archives (`Clones`).
 - No history goes into a tree, and nothing that a test patch adds. Test files that exist already stay; a submission cannot change

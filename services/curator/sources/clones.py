@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.environments.repository.tree_sources import is_repository, tree_at
+from shared.environments.repository.tree_sources import is_repository, lfs_pointers, tree_at
 from shared.environments.repository.trees import File, Link, TreeError
 
 _ENDS = ("", ".git", ".bundle")
 _ARCHIVES = ("", ".tar", ".tar.gz", ".tgz", ".tar.zst")
-_SHOWN = 3  # submodules that a note names
+_SHOWN = 3  # paths of a kind that a note names
+_SUBMODULES = "its submodules are left out"
+_POINTERS = "its files of Git LFS are pointers, without their content"
 _KEPT = 2  # trees; rows of one commit follow each other
 
 
@@ -20,13 +22,13 @@ _KEPT = 2  # trees; rows of one commit follow each other
 class Clones:
     """`folder`: holds the repositories; None: no folder was given. For the row's repository `owner/name` these are looked for:
     `owner/name`, `owner__name`, `name`; each with `.git` or `.bundle`, or with `@COMMIT` and an archive's ending. `images`: task or
-    row -> its image, as `etude tasks images --out` writes them. `submodules`: of the tree that was returned last, those whose files
-    are not in it."""
+    row -> its image, as `etude tasks images --out` writes them. `lacking`: what the tree returned last lacks, a kind's name and its
+    paths: submodules whose files are not in it, and files that are pointers of Git LFS."""
 
     folder: Path | None
     images: Mapping[str, str] = field(default_factory=dict)
-    submodules: list[str] = field(default_factory=list)
-    _read: dict[tuple[Path, str], tuple[dict[str, File | Link], list[str]]] = field(default_factory=dict)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+    _read: dict[tuple[Path, str], tuple[dict[str, File | Link], dict[str, list[str]]]] = field(default_factory=dict)
 
     def image(self, row: str) -> str:
         """Return the image of a row, or of the task that the row is a step of (`task/step`); empty: none was built."""
@@ -55,16 +57,18 @@ class Clones:
             while len(self._read) >= _KEPT:
                 del self._read[next(iter(self._read))]
             left_out: list[str] = []
-            self._read[key] = tree_at(path, commit, left_out=left_out), left_out
-        tree, self.submodules = self._read[key]
+            tree = tree_at(path, commit, left_out=left_out)
+            self._read[key] = tree, {_SUBMODULES: left_out, _POINTERS: lfs_pointers(tree)}
+        tree, self.lacking = self._read[key]
         return tree
 
     def note(self) -> str:
-        """Say which submodules the tree that was returned last lacks; empty: none."""
-        if not self.submodules:
-            return ""
-        shown = ", ".join(self.submodules[:_SHOWN]) + (", …" if len(self.submodules) > _SHOWN else "")
-        return f"its submodules are left out: {shown}"
+        """Say what the tree that was returned last lacks; empty: nothing."""
+        return "; ".join(
+            f"{kind}: {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}"
+            for kind, paths in self.lacking.items()
+            if paths
+        )
 
 
 def _places(folder: Path, repository: str) -> Iterator[Path]:

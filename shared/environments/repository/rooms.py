@@ -119,7 +119,7 @@ async def image_of(places: Places, named: str) -> str:
     try:
         return await places.bases.hold(image)
     except ValueError as error:
-        raise InfrastructureError(str(error)) from None
+        raise InfrastructureError(f"image: {error}") from None
 
 
 async def require_python(sandbox: Sandbox, image: str) -> None:

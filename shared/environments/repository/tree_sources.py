@@ -94,16 +94,20 @@ def require_files(source: Path, tree: Mapping[str, File | Link]) -> None:
     """Raise TreeError for a tree that holds no file, or pointers to files that are elsewhere. `source`: what errors name."""
     if not tree:
         raise TreeError(f"{source}: found no file in it; allowed: a tree with at least one")
-    pointers = [
+    if pointers := lfs_pointers(tree):
+        raise TreeError(
+            f"{source}: {pointers[0]!r:.200}: is a pointer of Git LFS, one of {len(pointers)}, and its content is not in the "
+            "tree; allowed: the files themselves: after `git lfs pull` name the work folder without `commit`"
+        )
+
+
+def lfs_pointers(tree: Mapping[str, File | Link]) -> list[str]:
+    """Return the paths of files that are pointers of Git LFS instead of their content, in order."""
+    return sorted(
         path
         for path, entry in tree.items()
         if isinstance(entry, File) and len(entry.data) < _POINTER_BYTES and entry.data.startswith(_POINTER)
-    ]
-    if pointers:
-        raise TreeError(
-            f"{source}: {min(pointers)!r:.200}: is a pointer of Git LFS, one of {len(pointers)}, and its content is not in the "
-            "tree; allowed: the files themselves: after `git lfs pull` name the work folder without `commit`"
-        )
+    )
 
 
 def is_repository(folder: Path) -> bool:

@@ -299,3 +299,19 @@ def test_a_row_whose_repository_has_submodules_is_imported_with_a_note(tmp_path:
     assert with_part.note == "its submodules are left out: vendor/part"
     assert with_part.problem is not None
     assert without.note == ""
+
+
+def test_a_row_whose_repository_keeps_files_in_git_lfs_is_imported_with_a_note(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    clone = tmp_path / "repos" / "octo__sum"
+    git(clone, "checkout", "--quiet", world.before)
+    for name in "dcba":
+        (clone / f"{name}.bin").write_text(
+            f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * name}\nsize 5\n"
+        )
+    git(clone, "add", ".")
+    git(clone, "commit", "--quiet", "-m", "with pointers")
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    (outcome,) = world.read("swe-bench", {**world.row, "base_commit": commit})
+    assert outcome.note == "its files of Git LFS are pointers, without their content: a.bin, b.bin, c.bin, …"
+    assert outcome.problem is not None

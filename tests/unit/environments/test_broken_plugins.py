@@ -85,8 +85,8 @@ def attempted(problems: Path) -> tuple[int, str]:
             "says that its kind is 'sums'; allowed: the name of its entry point",
         ),
         ("for c in calls]", "for c in calls[1:]]", 1, "found 0 results of Sheet.call; allowed: 1, one each, in order"),
-        ("for ok in right]", "for ok in right[1:]]", 0, "not graded: found 0 verdicts of environment 'arithmetic'"),
-        ("right = [", "right = 1 / 0, [", 0, "not graded: ZeroDivisionError: division by zero ("),
+        ("for ok in right]", "for ok in right[1:]]", 1, "not graded: found 0 verdicts of environment 'arithmetic'"),
+        ("right = [", "right = 1 / 0, [", 1, "not graded: ZeroDivisionError: division by zero ("),
     ],
 )
 def test_a_mistake_in_an_environment_is_named_and_ends_no_command_with_a_traceback(
