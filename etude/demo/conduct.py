@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.demo.progress import Progress
+from etude.demo.progress import DEMO, Progress
 from etude.status import collect
 from shared.bus import Bus
 from shared.contracts import topics as t
@@ -132,7 +132,7 @@ class Conductor:
 
     async def control(self, *actions: str, config: Ref | None = None) -> None:
         """Published together and in order, so that `start` and `pause` leave no gap between them."""
-        words = [RunCommand(run=self.run, action=a, config=config, by="etude demo") for a in actions]  # type: ignore[arg-type]
+        words = [RunCommand(run=self.run, action=a, config=config, by=DEMO) for a in actions]  # type: ignore[arg-type]
         await self.bus.publish_many([(t.RUNS_COMMANDS, self.run, word) for word in words])
 
     async def paused(self) -> None:

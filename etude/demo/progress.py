@@ -14,6 +14,8 @@ from shared.contracts.life import RunState
 from shared.contracts.run import Purpose
 from shared.contracts.statuses import Statuses
 
+DEMO = "etude demo"  # who gave the demo's own commands
+
 
 @dataclass(slots=True)
 class Step:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from etude.demo.progress import Progress, Step
+from etude.demo.progress import DEMO, Progress, Step
 from shared.visible import visible
 
 PLAIN_EVERY_S = 15.0
@@ -40,6 +40,8 @@ class Practice:
 
     def line(self, now: float) -> str:
         """Step, reward and pass rate of the last steps, speed, age of the samples; or who paused the run, and the way on."""
+        if self.progress.paused and self.progress.paused_by == DEMO:
+            return "paused by the demo itself, which resumes it when the services are ready"
         if self.progress.paused:
             return f"paused by {self.progress.paused_by}; the demo waits until it is resumed (`etude resume`, or the run's page)"
         tally, steps = self.progress.practice, self.progress.lineage[-LAST_STEPS:]

@@ -204,6 +204,12 @@ def test_a_demo_that_goes_on_after_practice_measures_the_last_version(tmp_path: 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def test_a_pause_of_the_demo_itself_asks_nobody_to_resume_it() -> None:
+    line = Practice(seen((NOW, word("paused", by="etude demo")))).line(NOW)
+    assert line == "paused by the demo itself, which resumes it when the services are ready"
+    assert "`etude resume`" in Practice(seen((NOW, word("paused", by="etude pause")))).line(NOW)
+
+
 def test_the_bar_of_practice_stands_still_while_the_run_is_paused() -> None:
     before = [(NOW, word("running")), (NOW, word("paused")), (NOW + 50, word("running")), (NOW + 60, requested())]
     assert Practice(seen(*before)).done(NOW + 160) == 100
