@@ -6,19 +6,17 @@ import os
 import uuid
 
 import pytest
-from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource
 
 from shared.bus import BusUnavailable, dead_letters, kafka_batches
 from shared.bus.kafka_admin import reach
-from shared.bus.kafka_cluster import Cluster
 from shared.bus.watched import AN_ANSWER, watched
 from shared.contracts.messages import Alert
 from shared.contracts.topics import ALERTS, Topic
 from shared.settings import ServiceSettings
 from shared.telemetry import Health
+from tests import topic_settings
 from tests.contract.bus_world import World, alert, drained, go, take, texts
-from tests.patience import eventually, until
+from tests.patience import eventually
 from tests.servers import need
 
 __all__ = ["go"]
@@ -31,21 +29,7 @@ def world() -> World:
 
 
 def change(world: World, topic: Topic, **settings: str) -> None:
-    """Change the settings, and wait until the broker tells the new ones: KRaft's controller takes them before its brokers do."""
-    cluster = Cluster.parse(world.url)
-    name = cluster.physical(topic.name)
-    admin = KafkaAdminClient(**cluster.options())
-    try:
-        changed = {key.replace("_", "."): value for key, value in settings.items()}
-        admin.alter_configs([ConfigResource("TOPIC", name, configs=changed)])
-
-        def told() -> bool:
-            found = admin.describe_configs([ConfigResource("TOPIC", name)], config_filter="all")["topic"][name]
-            return all(found[key]["value"] == value for key, value in changed.items())
-
-        until(told, f"the broker's new settings of {name}: {changed}")
-    finally:
-        admin.close()
+    topic_settings.change(world.url, topic.name, {name.replace("_", "."): value for name, value in settings.items()})
 
 
 def test_a_topic_is_read_whatever_it_is_compressed_with(world, go):

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.admin import ConfigResource
 from typer.testing import CliRunner
 
 from etude import letters, topics
 from shared import bus as buses
 from shared.bus import kafka_cluster
-from shared.bus.kafka_admin import administration, look
-from shared.bus.kafka_cluster import Cluster
 from shared.contracts import topics as t
 from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert
 from shared.settings import ServiceSettings
 from tests.patience import eventually, patient, quiet
 from tests.servers import own_platform
+from tests.topic_settings import change
 
 pytestmark = pytest.mark.usefixtures("platform_stores")
 BAD = Raw(b'{"type":"Alert","run":1,"text":"\xe2\x80\xae\x7f"}', {"schema": "alerts/1.0", "traceparent": "00-ab-cd-01"})
@@ -159,11 +157,7 @@ def test_an_unknown_topic_is_answered_with_those_that_there_are(tmp_path: Path) 
 
 def insync(state: Path, value: str) -> str:
     """Sets `min.insync.replicas` of `alerts`; returns what it was."""
-    cluster = Cluster.parse(ServiceSettings(state=state).bus_url)
-    with administration(cluster) as admin:
-        before = look(admin, cluster, [t.ALERTS])["alerts"].configs["min.insync.replicas"]
-        admin.alter_configs([ConfigResource("TOPIC", cluster.physical("alerts"), {"min.insync.replicas": value})])
-    return before
+    return change(ServiceSettings(state=state).bus_url, "alerts", {"min.insync.replicas": value})["min.insync.replicas"]
 
 
 def test_topics_are_compared_with_their_declaration_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
