@@ -138,14 +138,17 @@ def apply_acl(
     ] = False,
 ) -> None:
     """Make the rules that are missing. Rules of other users stay as they are, in any case."""
+    from shared.bus.kafka_admin import told
+
     with _administration(state) as (admin, cluster):
         differ = _compare(admin, cluster, users)
         topic_rules.make(admin, cluster, differ.missing)
         console.print(f"{len(differ.missing)} rules made.")
+        ours = [rule for rule in differ.surplus if rule.user != topic_rules.EVERYBODY] if remove else []
         if remove:
-            ours = [rule for rule in differ.surplus if rule.user != topic_rules.EVERYBODY]
             topic_rules.remove(admin, cluster, ours)
             console.print(f"{len(ours)} rules removed.")
+        told(lambda: not (now := _compare(admin, cluster, users)).missing and not set(ours) & set(now.surplus))
         if not _tell(_compare(admin, cluster, users), len(_declared(cluster, users))):
             raise typer.Exit(1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kafka import KafkaAdminClient
@@ -25,7 +26,7 @@ from shared.contracts.topics import TOPICS, Topic
 
 REQUEST_MS = 10_000
 READY_WITHIN_MS = 60_000  # new topics: all of ours are above a thousand partitions, which a busy broker makes slowly
-
+TOLD_WITHIN_S, TOLD_LOOK_S = 15.0, 0.05
 
 INSYNC, REPLICATION = "min.insync.replicas", "default.replication.factor"
 MOST_INSYNC = 2  # of three copies, say: one broker may be away, and what was published is with two
@@ -202,14 +203,28 @@ def make(admin: KafkaAdminClient, cluster: Cluster, topics: Iterable[Topic]) -> 
 def protect(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> int:
     """Sets how many copies must have a message, where it is not as declared; returns of how many topics. It moves and
     deletes nothing, unlike all else that may differ."""
+    if wrong := _unprotected(admin, cluster, topics):
+        admin.alter_configs(wrong)
+        told(lambda: not _unprotected(admin, cluster, topics))
+    return len(wrong)
+
+
+def _unprotected(admin: KafkaAdminClient, cluster: Cluster, topics: Sequence[Topic]) -> list[ConfigResource]:
     wrong = []
     for name, found in look(admin, cluster, topics).items():
         value = str(min(MOST_INSYNC, found.replicas))
         if found.configs.get(INSYNC) != value:
             wrong.append(ConfigResource("TOPIC", cluster.physical(name), configs={INSYNC: value}))
-    if wrong:
-        admin.alter_configs(wrong)
-    return len(wrong)
+    return wrong
+
+
+def told(look: Callable[[], bool]) -> bool:
+    """Wait until the brokers tell what was changed just now; return whether they do after TOLD_WITHIN_S. The controller takes a
+    change before its brokers know it."""
+    until = time.monotonic() + TOLD_WITHIN_S
+    while not (done := look()) and time.monotonic() < until:
+        time.sleep(TOLD_LOOK_S)
+    return done
 
 
 def _default_replicas(admin: KafkaAdminClient) -> int:
