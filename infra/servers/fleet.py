@@ -32,26 +32,40 @@ LOCK = "lock"  # stays: who waits for it must not wait for a file that is gone
 LOG_TAIL = 1500  # characters of a server's log in an error
 
 
+class Ended(Unavailable):
+    """A server's process ended while it started."""
+
+
 def up(names: Sequence[str] = NAMES, folder: Path = FOLDER) -> None:
-    """Every server of `names` runs and answers when it returns. Raises Unavailable."""
+    """Every server of `names` runs and answers when it returns. One that ends while it starts is started once more. Raises
+    Unavailable."""
     with _alone(folder):
         rows = state.read(folder)
         servers = [kind() for kind in SERVERS if kind.name in names]
         missing = [server for server in servers if server.name not in rows or rows[server.name].process is None]
         versions = {server.name: server.install() for server in missing}  # all of them before anything is started
-        places: dict[str, Place] = {}
+        places = {server.name: _begin(server, versions[server.name], rows, folder) for server in missing}
         for server in missing:
-            row = _row(rows.get(server.name), server, versions[server.name])
-            place = places[server.name] = Place(folder / server.name, row.ports, row.secret)
-            place.folder.mkdir(exist_ok=True)
-            server.prepare(place)
-            row.settings = server.settings(place)
-            _start(server, place, row)
-            rows[server.name] = row
-            state.write(rows, folder)  # at once: a process that nobody knows could never be stopped
-        for server in missing:
-            _await(server, places[server.name], rows[server.name])
+            try:
+                _await(server, places[server.name], rows[server.name])
+            except Ended as error:  # another program took its port, say; then it gets another one
+                say(f"{error}\n{server.name}: once more")
+                place = _begin(server, versions[server.name], rows, folder)
+                _await(server, place, rows[server.name])
             say(f"{server.name} {versions[server.name]} on port {rows[server.name].ports[0]}")
+
+
+def _begin(server: Server, version: str, rows: dict[str, state.Running], folder: Path) -> Place:
+    """Start a server, and remember it in `rows` and in the folder."""
+    row = _row(rows.get(server.name), server, version)
+    place = Place(folder / server.name, row.ports, row.secret)
+    place.folder.mkdir(exist_ok=True)
+    server.prepare(place)
+    row.settings = server.settings(place)
+    _start(server, place, row)
+    rows[server.name] = row
+    state.write(rows, folder)  # at once: a process that nobody knows could never be stopped
+    return place
 
 
 def _row(before: state.Running | None, server: Server, version: str) -> state.Running:
@@ -109,7 +123,7 @@ def _await(server: Server, place: Place, row: state.Running) -> None:
         except Exception as error:  # whatever its client raises while it is coming up
             reason = f"{type(error).__name__}: {error}"
         if row.process is None:
-            raise Unavailable(f"{server.name}: ended while starting. Its log says:\n{_tail(place)}")
+            raise Ended(f"{server.name}: ended while starting. Its log says:\n{_tail(place)}")
         if time.monotonic() > until:
             raise Unavailable(
                 f"{server.name}: not ready after {READY_WITHIN_S:.0f} s ({reason}). Its log says:\n{_tail(place)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from infra.servers import Unavailable, fleet, ports, programs, state
+from infra.servers.place import Launch
 from tests.servers import need
 
 
@@ -44,6 +46,38 @@ def test_a_server_that_was_killed_comes_back_at_its_address_with_its_data(folder
     assert (after.ports, after.secret) == (before.ports, before.secret)
     assert after.pid != before.pid
     assert client(folder).get("kept") == b"yes"
+
+
+def test_a_server_whose_port_is_taken_while_it_starts_is_started_once_more_at_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask, taken = fleet.free_ports, []
+    with socket.socket() as other:
+
+        def then_taken(count: int) -> tuple[int, ...]:
+            found = ask(count)
+            if not taken:
+                other.bind(("127.0.0.1", found[0]))
+                other.listen()
+                taken.extend(found)
+            return found
+
+        monkeypatch.setattr(fleet, "free_ports", then_taken)
+        fleet.up(["redis"], folder)
+        assert client(folder).ping()
+    assert state.read(folder)["redis"].ports != tuple(taken)
+    assert "redis: ended while starting." in (said := capsys.readouterr().out)
+    assert "redis: once more" in said
+
+
+def test_a_server_that_ends_twice_while_it_starts_is_named_with_its_own_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fleet.Redis, "launch", lambda *_: Launch(["sh", "-c", "echo no luck >&2; exit 3"], {}, signal.SIGTERM)
+    )
+    with pytest.raises(Unavailable, match=r"(?s)redis: ended while starting\. Its log says:\nno luck\nno luck"):
+        fleet.up(["redis"], folder)
 
 
 def test_down_ends_the_process_and_leaves_nothing(folder: Path) -> None:
