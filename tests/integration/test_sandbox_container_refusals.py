@@ -24,23 +24,24 @@ LIMITS = Limits(memory_mb=128, disk_mb=64, processes=32, seconds=300.0)
 
 
 def _there(workdir: str) -> dict[str, set[str]]:
-    """Return what the engine has of ours: containers and volumes that belong to one sandbox, bases with this work directory."""
+    """Return what the engine has of this process: containers, volumes of one sandbox, bases with this work directory."""
     found = engine.connect()
     try:
         containers = found.api.containers(all=True, filters={"label": labels.OWNER})
         volumes = found.api.volumes(filters={"label": f"{labels.KIND}=files"})["Volumes"] or []
         images = found.api.images(filters={"label": f"{labels.KIND}=base"})
         return {
-            "containers": {one["Id"] for one in containers if labels.Owner.parse(one["Labels"][labels.OWNER]) == _me()},
-            "volumes": {one["Name"] for one in volumes if labels.DIGEST not in (one["Labels"] or {})},
+            "containers": {one["Id"] for one in containers if _mine(one)},
+            "volumes": {one["Name"] for one in volumes if labels.DIGEST not in one["Labels"] and _mine(one)},
             "images": {one["Id"] for one in images if workdir in str(found.api.inspect_image(one["Id"])["Config"])},
         }
     finally:
         found.close()
 
 
-def _me() -> labels.Owner:
-    return labels.this_process()
+def _mine(one: dict[str, Any]) -> bool:
+    """Other tests may use the engine at the same time."""
+    return labels.Owner.parse(one["Labels"][labels.OWNER]) == labels.this_process()
 
 
 @pytest.fixture
@@ -110,3 +111,28 @@ def test_on_a_full_disk_of_the_engine(workdir: str, step: str, monkeypatch: pyte
     monkeypatch.setattr(APIClient, step, full)
     refused = _refused(Base(f"docker:{image}", workdir=workdir))
     assert "the engine's disk is full; free space with docker system prune, or enlarge it" in refused
+
+
+def test_on_a_host_that_gives_containers_no_user_namespaces(workdir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine's own profile holds a container without capabilities."""
+    from docker.api import APIClient
+
+    image, config = docker_engine.image(), APIClient.create_host_config
+
+    def own_profile(self: Any, **options: Any) -> Any:
+        kept = [one for one in options.get("security_opt", ()) if not one.startswith("seccomp=")]
+        return config(self, **{**options, "security_opt": kept})
+
+    asyncio.run(_base_made(image))
+    monkeypatch.setattr(APIClient, "create_host_config", own_profile)
+    refused = _refused(Base(f"docker:{image}"))
+    assert "this host gives containers no user namespace" in refused
+    assert "user.max_user_namespaces above 0" in refused
+
+
+async def _base_made(image: str) -> None:
+    sandboxes = ContainerSandboxes(warm=0)
+    try:
+        await sandboxes.open(Base(f"docker:{image}"), LIMITS)
+    finally:
+        await sandboxes.close()
