@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from shared import namespaces
 from shared import objects as stores
 from shared.sandbox import SandboxUnavailable, bases
 from shared.sandbox.bases import BaseRefused, Manifest, store
@@ -210,7 +211,9 @@ def _refusals(command: str) -> Iterator[None]:
     try:
         yield
     except (BaseRefused, SandboxUnavailable, Told, OSError) as error:
-        told.print(f"sandbox base {command}: {visible(str(error))}", markup=False, highlight=False, soft_wrap=True)
+        way_out = namespaces.hint(str(error)) if isinstance(error, OSError) else ""
+        text = f"{error}; {way_out}" if way_out else str(error)
+        told.print(f"sandbox base {command}: {visible(text)}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
 

@@ -129,6 +129,13 @@ def foreign() -> str:
     return name
 
 
+@functools.cache
+def lying() -> str:
+    """Return an image that says it is for this machine, and whose shell is for s390x."""
+    program = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\x16\x00" + bytes(100)
+    return _imported([Entry("bin", 0o755), Entry("bin/sh", 0o755, source=program), Entry("tmp", 0o1777)])
+
+
 def _imported(contents: list[Entry]) -> str:
     name = f"etude-test:{volumes.digest(contents, 'format 2')}"
     found = engine.connect()

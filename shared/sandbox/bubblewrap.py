@@ -9,6 +9,7 @@ Two ways to an unprivileged owner of the candidate's processes:
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import json
@@ -30,6 +31,7 @@ from shared.sandbox.slot import START_S, Nursery
 # Above every range that distributions and container engines hand out, below the sign bit.
 FIRST_UID = 0x70000000
 _HOME = "/etude"  # the harness inside the sandbox; its tree mirrors the project's
+INSIDE = f"{_HOME}/shared/sandbox/inside"
 # Parts of the standard library that carry other people's code (pip's wheels) or serve nobody here.
 _LEFT_OUT = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3", "tkinter")
 WAY_OUT = (
@@ -89,7 +91,7 @@ def runtime() -> tuple[str, ...]:
     dynload = sorted(str(path) for path in (stdlib / "lib-dynload").glob("*.so"))
     binds = [(path, path) for path in (str(stdlib), str(binary), *shared_libraries((str(binary), *dynload)))]
     binds += [(str(Path(values.__file__)), f"{_HOME}/shared/problems/values.py")]
-    binds += [(str(Path(inside.__file__).parent), f"{_HOME}/shared/sandbox/inside")]
+    binds += [(str(Path(inside.__file__).parent), INSIDE)]
     parents = {parent for _, target in binds for parent in Path(target).parents} | {Path("/dev")}
     arguments = []
     for parent in sorted(parents - {Path("/")}):  # left to itself, bubblewrap makes some of them for root only
@@ -102,6 +104,13 @@ def runtime() -> tuple[str, ...]:
     for device in ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"):
         arguments += ["--dev-bind", device, device]
     return tuple(arguments)
+
+
+def compiled(folder: Path) -> None:
+    """Write our modules of the sandbox and their bytecode into a folder: an installation that keeps no bytecode would have every
+    first process compile them. Raises OSError."""
+    shutil.copytree(Path(inside.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(str(folder), quiet=2, stripdir=str(folder), prependdir=INSIDE)
 
 
 ENVIRONMENT = {

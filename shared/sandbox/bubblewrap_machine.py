@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from shared.sandbox import SandboxUnavailable
-from shared.sandbox.bubblewrap import ENVIRONMENT, PYTHON_FLAGS, interpreter, program, refused, runtime
+from shared.sandbox.bubblewrap import ENVIRONMENT, INSIDE, PYTHON_FLAGS, interpreter, program, refused, runtime
 from shared.sandbox.channel import Channel
 from shared.sandbox.contract import WORKSPACE
 from shared.sandbox.inside import box, tree
@@ -24,6 +24,7 @@ from shared.sandbox.inside import box, tree
 START_S = 60.0  # a busy machine
 _END_S = 10.0
 _LAYERS = "/layers"
+CODE = "inside"  # the folder beside that of /etc, with our modules of the sandbox
 # Of the host's configuration: what the loader, `alternatives` and Java need.
 _CONFIGURATION = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "java-*", "ssl/certs", "mime.types")
 HOME, TMP = "/home/agent", "/tmp"
@@ -202,7 +203,7 @@ def _arguments(
     arguments += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
     for name in capabilities:
         arguments += ["--cap-add", name]
-    arguments += [*runtime(), "--perms", "0755", "--dir", "/proc"]
+    arguments += [*runtime(), "--ro-bind", str(etc.with_name(CODE)), INSIDE, "--perms", "0755", "--dir", "/proc"]
     if uid is None:
         arguments += ["--proc", "/proc"]
     mounts, order = _root(plan, folder, etc)

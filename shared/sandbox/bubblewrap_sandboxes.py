@@ -24,7 +24,7 @@ from pathlib import Path
 
 from shared import namespaces
 from shared.sandbox import SandboxUnavailable, archives, bubblewrap, cgroups, folders, gateway, owners
-from shared.sandbox.bubblewrap_machine import GATE, HOME, Plan
+from shared.sandbox.bubblewrap_machine import CODE, GATE, HOME, Plan
 from shared.sandbox.bubblewrap_place import Place, copy_written, free_bytes, put_back, set_limits, used_bytes
 from shared.sandbox.channel import ChannelProgram, ChannelSession, Inside
 from shared.sandbox.contract import (
@@ -48,6 +48,7 @@ from shared.sandbox.inside.starvation import LOOK_S
 _DISK_S = 0.1  # between two looks at the disk
 _DISK_SLACK = 1 << 20
 _DIGEST_BYTES = 1 << 28  # a longer file counts as changed
+_REFILL_S = 0.1  # after an opening: the first command has the processors
 _GROUPS = "cgroups"  # the file that names a sandbox's cgroups
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
@@ -289,7 +290,8 @@ class BubblewrapSandboxes:
         self._warm.clear()
         await asyncio.gather(*(one.close() for one in list(self._open)), *(place.remove() for place in warm))
         if self._owner is not None:
-            folders.remove(self._etc)
+            for folder in (self._etc, self._etc.with_name(CODE)):
+                folders.remove(folder)
             self._owner.remove()
             self._owner = None
 
@@ -322,6 +324,7 @@ class BubblewrapSandboxes:
         self._etc.mkdir()
         for name, text in _ETC.items():
             (self._etc / name).write_text(text)
+        bubblewrap.compiled(self._etc.with_name(CODE))
 
     async def _take(self, plan: Plan) -> Place:
         while self._warm[plan]:
@@ -373,9 +376,12 @@ class BubblewrapSandboxes:
             task.add_done_callback(self._filling.pop)
 
     async def _fill(self, plan: Plan) -> None:
+        await asyncio.sleep(_REFILL_S)
         with contextlib.suppress(SandboxUnavailable):
             place = await self._made(plan)
             self._warm[plan].append(place)
+            assert place.machine is not None
+            await place.machine.channel.ask({"do": "prepare", "env": ENVIRONMENT, "cwd": WORKSPACE})
 
 
 def _untold(what: str, error: OSError) -> SandboxUnavailable:

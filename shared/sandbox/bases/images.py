@@ -174,14 +174,18 @@ def _layered(
             f"its programs are for {made_for}, this machine is {store.machine()}; take the image for this type"
         )
     found = Image(environment=_environment(config))
+    size, entries = (
+        layers.MOST,
+        layers.MAX_FILES,
+    )  # of all layers together: an image may name one layer a thousand times
     for number, (name, digest) in enumerate(names):
         progress("laying layers over each other", number, len(names))
         if digest:
             _verify(files, name, digest)
         layer = scratch / f"layer-{number}.tar"
         with files.opened(name) as source:
-            layers.uncompressed(source, layer)
-        layers.apply(found.root, layer, found.left_out)
+            size -= layers.uncompressed(source, layer, most=size)
+        entries -= layers.apply(found.root, layer, found.left_out, most=entries)
     progress("laying layers over each other", len(names), len(names))
     return found
 

@@ -22,7 +22,7 @@ from shared.sandbox.bases.unpack import MAX_BYTES, MAX_FILES
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_MOST = MAX_BYTES + 4096 * MAX_FILES  # bytes of one layer, uncompressed
+MOST = MAX_BYTES + 4096 * MAX_FILES  # bytes of an image's layers, uncompressed
 _CHUNK = 1 << 20
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),  # type: ignore[dict-item,return-value]
@@ -33,8 +33,12 @@ _COMPRESSED: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
 }
 
 
-def uncompressed(source: IO[bytes], into: Path, progress: Callable[[int], None] = lambda size: None) -> None:
-    """Copy a tar, decompressed where it is gzip, zstd or xz. Raises BaseRefused, OSError."""
+def uncompressed(
+    source: IO[bytes], into: Path, progress: Callable[[int], None] = lambda size: None, *, most: int | None = None
+) -> int:
+    """Copy a tar, decompressed where it is gzip, zstd or xz. Return its bytes. `most`: that may be written; None: MOST. Raises
+    BaseRefused, OSError."""
+    most = MOST if most is None else most
     head = source.read(6)
     source.seek(0)
     opened = next((open_ for magic, open_ in _COMPRESSED.items() if head.startswith(magic)), lambda file: file)
@@ -44,26 +48,32 @@ def uncompressed(source: IO[bytes], into: Path, progress: Callable[[int], None] 
             file = opened(source)
             while data := file.read(_CHUNK):
                 size += len(data)
-                if size > _MOST:
-                    raise BaseRefused(f"a layer has more than {_MOST} bytes; allowed: no more")
+                if size > most:
+                    raise BaseRefused(f"its layers have more than {MOST} bytes; allowed: no more")
                 sink.write(data)
                 progress(size)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError) as error:
         raise BaseRefused(f"a layer is damaged: {error}") from None
+    return size
 
 
-def apply(root: Folder, layer: Path, left_out: dict[str, str]) -> None:
-    """Lay a tar over the root. `left_out` gets the path and the reason of each device, socket and pipe. Raises BaseRefused."""
+def apply(root: Folder, layer: Path, left_out: dict[str, str], *, most: int | None = None) -> int:
+    """Lay a tar over the root. Return how many entries it has. `left_out` gets the path and the reason of each device, socket and
+    pipe. `most`: entries that it may have; None: MAX_FILES. Raises BaseRefused."""
+    most = MAX_FILES if most is None else most
+    count = 0
     own: set[int] = set()  # nodes of this layer, by identity: its whiteouts hide those of lower layers alone
     kept: list[object] = []  # an identity is given again when its node is gone
     try:
         with tarfile.open(layer, "r:", tarinfo=Member) as tar:
-            for count, member in enumerate(tar):
-                if count >= MAX_FILES:
-                    raise BaseRefused(f"a layer has more than {MAX_FILES} files; allowed: no more")
+            for member in tar:
+                count += 1
+                if count > most:
+                    raise BaseRefused(f"its layers have more than {MAX_FILES} files; allowed: no more")
                 _apply(root, layer, member, own, kept, left_out)
     except (ArchiveError, tarfile.TarError, OverflowError, EOFError, RecursionError) as error:
         raise BaseRefused(f"a layer is no tar, or damaged: {error}") from None
+    return count
 
 
 def _apply(

@@ -102,12 +102,10 @@ class BoxLoop(Loop):
     """See the module. `set` also takes shm_bytes, the size of /dev/shm, so that it never fills the sandbox's memory alone, and
     clear: whether to begin an empty /dev/shm, while no session and no program is alive."""
 
-    prepares = True
-
     def _do_set(self, number: int, head: dict[str, Any], blob: bytes) -> None:
         shm = f"{BOX}/dev/shm"
         if head["clear"]:
-            for one in self.cells.values():  # a prepared cell has the old one
+            for one in self.cells.values():  # a prepared shell has the old one
                 one.strike("cleared")
             confine._check(confine._libc.umount2(os.fsencode(shm), cell.MNT_DETACH), f"unmount {shm}")
             mount("tmpfs", shm, "tmpfs", _QUIET, "mode=1777")

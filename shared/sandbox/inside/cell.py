@@ -18,8 +18,6 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from shared.sandbox.inside import confine, tree
@@ -30,18 +28,13 @@ _OPEN_FILES = 4096  # a process
 _NOTE = 4000  # bytes
 
 
-@dataclass
 class Rules:
     """How cells are made. `root`: the root that a cell sees; empty: the loop's own. `scratch`: the loop's files, as a cell sees
     them, which a cell may only read. `groups`: descriptors of cgroup.procs files. `processes`, `file_bytes`: limits; 0: none."""
 
-    namespaces: bool
-    root: str = ""
-    scratch: str = ""
-    groups: tuple[int, ...] = ()
-    processes: int = 0
-    file_bytes: int = 0
-    families: Sequence[int] = field(default_factory=tuple)
+    def __init__(self, namespaces: bool, root: str = "", scratch: str = "", groups: Sequence[int] = ()) -> None:
+        self.namespaces, self.root, self.scratch, self.groups = namespaces, root, scratch, groups
+        self.processes = self.file_bytes = 0
 
 
 def hide_self() -> None:
@@ -122,8 +115,8 @@ def confine_self(rules: Rules) -> None:
     _filter()
     if rules.namespaces:  # the files in /proc of a hidden process are root's; no other cell sees this one
         confine._check(confine._libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "show itself")
-    with contextlib.suppress(OSError):  # when memory runs out, cells go before the loop and the host
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out, cells go before the loop and the host
     hide_self()
 
 
@@ -154,8 +147,8 @@ def _move_into(root: str) -> None:
     os.chdir("/")
 
 
-def limit(processes: int, file_bytes: int) -> None:
-    """0: no limit of ours."""
+def limit(processes: int, file_bytes: int, pid: int = 0) -> None:
+    """0: no limit of ours, and this process."""
     for what, most in (
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -164,9 +157,9 @@ def limit(processes: int, file_bytes: int) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         if most or what in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
-            hard = resource.getrlimit(what)[1]
+            hard = resource.prlimit(pid, what)[1]
             least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(what, (least, least))
+            resource.prlimit(pid, what, (least, least))
 
 
 def _filter() -> None:

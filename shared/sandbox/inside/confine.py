@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 import sys
@@ -60,7 +59,7 @@ _SIGNAL_CALLS = ("flock", "inotify_init", "inotify_init1")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 _libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: keeps the interpreter lock, as a fork must
 if sys.platform == "linux":
     _libc.syscall.argtypes = [ctypes.c_long] * 6

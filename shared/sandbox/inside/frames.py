@@ -58,7 +58,7 @@ class Splitter:
     def __init__(self) -> None:
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
         """Yield (kind, number, payload) of each frame that is now whole. Raises BrokenChannel."""
         self._held += data
         at = 0

@@ -10,7 +10,8 @@ Invariants:
 Requests (`do`), each answered once; `id` is a number that the adapter chose:
   set      processes, file_bytes, memory_bytes (0: no watch), crowd (the limit on processes by
            which a session counts as full): limits of cells that start later
-  session  id, env, cwd: start a shell
+  prepare  env, cwd: start the shell of the next session
+  session  id, env, cwd: start a shell, or take the one that is prepared
   run      session, time_s, keep, env, cwd, script (bytes of the blob, the rest is standard input)
            -> code, cause, lost, fresh, seconds, out (bytes of the blob, the rest is standard error), kills, crowded
   start    id, argv, env, cwd | id, transfer: start a program or a transfer (transfer.py)
@@ -29,11 +30,9 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import selectors
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,15 +43,12 @@ from shared.sandbox.inside.connections import Connection, Door
 from shared.sandbox.inside.sessions import Session
 
 _TICK_S = 0.05
-_IDLE_S = 0.05  # without a request, before time is spent on what may come
-_SPARE = -1  # the number of the cell that is made before its session; no adapter chooses it
+_SPARE = -1  # the number of the shell that is started before its session; no adapter chooses it
 _TMPFS = ("/dev/shm",)  # what lies there counts as memory
 
 
 class Loop:
     """See the module. `inward`, `outward`: the channel's ends, which may be one descriptor."""
-
-    prepares = False  # make a cell for the first session before it is asked for
 
     def __init__(self, inward: int, outward: int, rules: cell.Rules, scratch: str) -> None:
         self.rules, self.scratch = rules, scratch
@@ -64,8 +60,8 @@ class Loop:
         self.kills = 0  # processes that the memory watch has killed
         self._inward, self._outward = inward, outward
         self._splitter, self._waiting = frames.Splitter(), bytearray()
+        self._taken = memoryview(bytearray(1 << 18))
         self._ticked = 0.0
-        self._served = 0.0  # when the last request came
         self._strikes: list[tuple[int, set[int]]] = []
 
     def serve(self) -> None:
@@ -125,14 +121,15 @@ class Loop:
         if not events & selectors.EVENT_READ:
             return
         try:
-            data = os.read(self._inward, 1 << 18)
+            size = os.readv(
+                self._inward, [self._taken]
+            )  # into one place: the C library maps pages for each long answer
         except BlockingIOError:
             return
-        if not data:
+        if not size:
             raise EOFError
-        for kind, number, payload in self._splitter.feed(data):
+        for kind, number, payload in self._splitter.feed(self._taken[:size]):
             if kind == frames.REQUEST:
-                self._served = time.monotonic()
                 head, blob = frames.parse(payload)
                 self._serve_one(number, head, blob)
 
@@ -155,11 +152,17 @@ class Loop:
         self.answer(number, {})
 
     def _do_session(self, number: int, head: dict[str, Any], blob: bytes) -> None:
-        spare, self.prepares = self.cells.get(_SPARE), False
-        if isinstance(spare, Session) and spare.adopt(int(head["id"]), number, self.shell(), head["env"], head["cwd"]):
-            return
+        spare = self.cells.get(_SPARE)
+        if isinstance(spare, Session):
+            if spare.adopt(int(head["id"]), number, head["env"], head["cwd"]):
+                return
+            spare.strike("of no use")
         session = Session(self, int(head["id"]), number)
         session.begin(self.shell(), head["env"], head["cwd"])
+
+    def _do_prepare(self, number: int, head: dict[str, Any], blob: bytes) -> None:
+        Session(self, _SPARE, number).prepare(self.shell(), head["env"], head["cwd"])
+        self.answer(number, {})
 
     def _do_run(self, number: int, head: dict[str, Any], blob: bytes) -> None:
         session = self.cells[head["session"]]
@@ -244,8 +247,6 @@ class Loop:
         times = [one.deadline for one in self.cells.values() if one.deadline is not None]
         if self.memory_bytes and self.cells:
             times.append(self._ticked + _TICK_S)
-        if self.prepares and _SPARE not in self.cells:
-            times.append(self._served + _IDLE_S)
         return max(0.0, min(times) - now) if times else None
 
     def _time(self) -> None:
@@ -256,10 +257,6 @@ class Loop:
         if self.memory_bytes and self.cells and now - self._ticked >= _TICK_S:
             self._weigh()
             self._ticked = time.monotonic()
-        if self.prepares and _SPARE not in self.cells and now - self._served >= _IDLE_S:
-            self._served = now
-            with contextlib.suppress(OSError, confine.Unconfinable):  # then a session says so
-                Session(self, _SPARE, 0).prepare()
 
     def _reap(self, waker: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -326,12 +323,10 @@ def program(argv: list[str], env: dict[str, str], cwd: str) -> Callable[[], None
     return body
 
 
-def token() -> str:
-    return secrets.token_hex(12)
-
-
 def main() -> None:
     """Serve on standard input and output, in a container that somebody else has made."""
+    import tempfile  # the loop of bubblewrap starts without it
+
     inward, outward = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):

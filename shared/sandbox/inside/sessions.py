@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import time
@@ -21,7 +20,6 @@ from shared.sandbox.inside.cells import HARD_S, READ, WRITE, Cell, some
 _SOFT_S = 0.5  # for a script that was interrupted to come back to the shell
 _CLEAR_S = 2.0  # for the kernel to end what an interrupted script has left
 _DRAIN = 1 << 20  # the most that a pipe can hold
-_MAX_ORDER = 1 << 15  # what a pipe surely takes at once
 _CROWDED = 0.75  # of the limit on processes: then the session is ended
 _READS = 5  # of the processes of a session, before those that come and go meanwhile are given up
 
@@ -44,57 +42,40 @@ def _become(argv: tuple[str, ...], env: dict[str, str], cwd: str) -> None:
     os.execve(argv[0], argv, env)
 
 
-def _obey() -> None:
-    """Wait for the order of a prepared cell. Ends quietly where none comes."""
-    order = b""
-    while part := os.read(shell.ORDER, _MAX_ORDER):
-        order += part
-    os.close(shell.ORDER)
-    if order:
-        argv, env, cwd, processes, file_bytes = json.loads(order)
-        cell.limit(processes, file_bytes)
-        _become(argv, env, cwd)
-
-
 class Session(Cell):
     """A shell that lives on. What background processes write between two scripts is dropped."""
 
     _script: _Script | None = None
     _pending = b""
-    _order = -1  # where a prepared cell's order goes
+    _env: dict[str, str] | None = None  # of a shell that waits for its session
+    _cwd = ""
+    _pair: tree.Pair | None = None  # the keeper and the shell
 
     def begin(self, argv: tuple[str, ...], env: dict[str, str], cwd: str) -> None:
-        self._fork({}, functools.partial(_become, argv, env, cwd))
+        self._fork(functools.partial(_become, argv, env, cwd))
         if argv[0] == shell.BASH[0]:
             self._type(shell.QUIET)
 
-    def prepare(self) -> None:
-        """Make the cell without its shell, for a session that is yet to be asked for: most of the work is done then."""
-        theirs, self._order = os.pipe()
-        self._starting = None
-        try:
-            self._fork({shell.ORDER: theirs}, _obey)
-        except BaseException:
-            os.close(self._order)
-            raise
+    def prepare(self, argv: tuple[str, ...], env: dict[str, str], cwd: str) -> None:
+        """Start the shell of a session that is yet to be asked for."""
+        self._starting, self._env, self._cwd = None, env, cwd
+        self.begin(argv, env, cwd)
 
-    def adopt(self, number: int, request: int, argv: tuple[str, ...], env: dict[str, str], cwd: str) -> bool:
-        """Begin in a prepared cell. Return False where it is ending, or the order is too long."""
-        rules = self.loop.rules
-        order = json.dumps([argv, env, cwd, rules.processes, rules.file_bytes]).encode()
-        if self.dying or self._note_fd < 0 or len(order) > _MAX_ORDER or number in self.loop.cells:
+    def adopt(self, number: int, request: int, env: dict[str, str], cwd: str) -> bool:
+        """Give a prepared shell to a session. Return False where it is not ready or cannot be made like a new one."""
+        lines = shell.changed(self._env or {}, env)
+        shells = tree.children(self.pid)
+        unready = self.dying or self._note_fd >= 0 or self._note or len(shells) != 1
+        if self._env is None or unready or lines is None or cwd != self._cwd or number in self.loop.cells:
             return False
+        cell.limit(self.loop.rules.processes, self.loop.rules.file_bytes, shells[0])
         self.loop.cells[number] = self.loop.cells.pop(self.number)
-        self.number, self._starting = number, request
-        with contextlib.suppress(OSError):  # its end is told when the keeper is reaped
-            os.write(self._order, order)
-        os.close(self._order)
-        self._order = -1
-        if argv[0] == shell.BASH[0]:
-            self._type(shell.QUIET)
+        self.number, self._env = number, None
+        self._type(lines)
+        self.loop.answer(request, {})
         return True
 
-    def _fork(self, more: dict[int, int], body: Callable[[], Any]) -> None:
+    def _fork(self, body: Callable[[], Any]) -> None:
         inside, self._in = os.pipe()
         self._ends: list[int] = []
         theirs = [inside]
@@ -103,7 +84,7 @@ class Session(Cell):
             ours, other = os.pipe()
             self._ends.append(ours)
             theirs.append(other)
-        fds = {0: inside, 1: null, 2: null, shell.OUT: theirs[1], shell.ERR: theirs[2], shell.TELL: theirs[3], **more}
+        fds = {0: inside, 1: null, 2: null, shell.OUT: theirs[1], shell.ERR: theirs[2], shell.TELL: theirs[3]}
         try:
             self._start(fds, body)
         except BaseException:
@@ -150,13 +131,20 @@ class Session(Cell):
     def _crowded(self) -> bool:
         """Remember the background processes, which outlive a script that is interrupted. Return whether they are so many that
         no script could run beside them, as a fork bomb's."""
+        if self._pair is not None and self._pair.alone():
+            self._spared, self._moving = set(), False
+            return self._full(1)
         for _ in range(_READS):
             table = tree.read_below(self.pid)
             self._moving = len(table) > 2 and self._missed(table)  # the keeper and the shell alone: nothing is left
             if not self._moving:
                 break
         pids = tree.below(table, self.pid)
-        self._spared = {(pid, table[pid].started) for pid in pids if pid != self._shell(table)}
+        main = self._shell(table)
+        self._spared = {(pid, table[pid].started) for pid in pids if pid != main}
+        if self._pair is None and main:
+            with contextlib.suppress(OSError):  # then every look is a long one
+                self._pair = tree.Pair(self.pid, main)
         return self._full(sum(table[pid].threads for pid in pids))
 
     def _own_crowd(self, earlier: set[tuple[int, int]]) -> bool:
@@ -259,8 +247,9 @@ class Session(Cell):
         for fd in (self._in, *self._ends):
             self.loop.close(fd)
         self._ends = []
-        if self._order >= 0:
-            os.close(self._order)
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
         if script is not None:
             self._finish(
                 script, script.code if script.phase == "hard" else code, script.cause or "session_ended", fresh=True

@@ -10,17 +10,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-OUT, ERR, TELL, ORDER = 7, 8, 9, 10
+OUT, ERR, TELL = 7, 8, 9
 BASH = ("/bin/bash", "--noediting", "--noprofile", "--norc", "-i", "+m", "+H")
 SH = ("/bin/sh", "-i")
 QUIET = b"set +o history 2>/dev/null; unset HISTFILE; PS1= PS2=\n"  # bash's alone; fails silently elsewhere
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# Variables that a shell reads at its start alone, or that it does not take from its environment.
+_AT_START = re.compile(r"(BASH|PS\d|SHELL|_\Z|(E?UID|PPID|IFS|ENV|OLDPWD|PWD|POSIXLY_CORRECT|HISTFILE)\Z)")
 _CODE = re.compile(rb" (\d{1,3})\n")
 
 
 def quoted(text: str) -> str:
     """Return a word that any shell reads as the text."""
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> bytes | None:
+    """Return the input that gives a running shell another environment; None: only a new shell can have it."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if any(not NAME.match(name) or _AT_START.match(name) or "\0" in after.get(name, "") for name in names):
+        return None
+    text = [f"export {name}={quoted(after[name])}\n" if name in after else f"unset {name}\n" for name in names]
+    return "".join(text).encode("utf-8", "surrogateescape")
 
 
 def lines(script: str, mark: str, stdin: str, env: Mapping[str, str], cwd: str | None) -> bytes:

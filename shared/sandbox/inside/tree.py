@@ -7,11 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):  # `dataclasses` would double the time in which the loop starts
     parent: int
     started: int  # in ticks since the machine's start
     threads: int
@@ -43,6 +42,36 @@ def read_below(root: int, proc: str = "/proc") -> dict[int, Process]:
                 found[pid] = process
                 waiting.append(pid)
     return found
+
+
+class Pair:
+    """A process with one thread and its only child, held open in /proc: asking whether they are still alone takes three system
+    calls, a look at both takes twenty. Raises OSError where the kernel does not list children, or one of them is gone."""
+
+    def __init__(self, parent: int, child: int, proc: str = "/proc") -> None:
+        self.child = child
+        self._fds: list[int] = []
+        try:
+            for path in (f"{child}/task", f"{child}/task/{child}/children", f"{parent}/task/{parent}/children"):
+                self._fds.append(os.open(f"{proc}/{path}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            self.close()
+            raise
+
+    def alone(self) -> bool:
+        """Return whether nothing else descends from the parent. The child is asked first: an orphan of its children is the
+        parent's before it leaves the child's list."""
+        try:
+            threads, below, beside = self._fds
+            one = os.fstat(threads).st_nlink == 3  # `.`, `..` and a folder for each thread
+            return one and not os.pread(below, 16, 0) and os.pread(beside, 32, 0).split() == [b"%d" % self.child]
+        except (OSError, ValueError):
+            return False
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
 
 
 def children(pid: int, proc: str = "/proc") -> list[int]:

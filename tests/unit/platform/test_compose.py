@@ -503,6 +503,16 @@ def test_only_what_has_a_port_is_on_a_network_with_a_way_out():
         assert bool(outside & set(service["networks"])) == bool(service.get("ports")), name
 
 
+def test_with_hosts_for_sandboxes_the_rollout_workers_alone_have_a_way_out_more():
+    more = yaml.safe_load((ROOT / "infra/docker/hosts.yml").read_text())
+    assert set(more) == {"services", "networks"}
+    assert set(more["services"]) == {"rollout"}, "gradings have no network"
+    assert set(more["services"]["rollout"]) == {"networks"}, "no privilege comes with it"
+    [new] = set(more["networks"]) - set(COMPOSE["networks"])
+    assert not (more["networks"][new] or {}).get("internal")
+    assert set(more["services"]["rollout"]["networks"]) == {*ALL["rollout"]["networks"], new}
+
+
 def test_every_mounted_file_and_volume_exists():
     for name, service in ALL.items():
         for volume in service.get("volumes", []):

@@ -20,6 +20,10 @@ def process(parent: int, started: int = 5) -> tree.Process:
 ALONE = {KEEPER: process(1, 1), SHELL: process(KEEPER, 2)}
 
 
+def _no_pair(parent: int, child: int) -> None:
+    raise FileNotFoundError
+
+
 def orphans(count: int) -> dict[int, tree.Process]:
     return {**ALONE, **{100 + number: process(KEEPER) for number in range(count)}}
 
@@ -40,6 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
     monkeypatch.setattr(tree, "read_below", lambda pid: dict(found.table))
     monkeypatch.setattr(tree, "children", found.children)
+    monkeypatch.setattr(tree, "Pair", _no_pair)
     monkeypatch.setattr(tree, "send", lambda pids, number: None)
     monkeypatch.setattr(Session, "_drain", lambda self, at: None)
     monkeypatch.setattr(Session, "_type", lambda self, data: None)
