@@ -21,7 +21,7 @@ import zstandard
 from benchmarks.policies import SMOLLM, THIRTY_MILLION, Tensors, adamw_steps, is_here, random_policy, tokens
 from benchmarks.records import Bench, record
 from shared.model import load_checkpoint, published_tensors
-from shared.weights.codec import Encoding, bits, decode, encode
+from shared.weights.codec import Encoding, Room, bits, decode, encode
 from shared.weights.manifest import tensor_checksum
 from shared.weights.torch_tensors import to_bits
 
@@ -37,9 +37,9 @@ def write(previous: Tensors, current: Tensors) -> Delta:
 
 
 def read(previous: Tensors, delta: Delta) -> Tensors:
-    found = {}
+    found, room = {}, Room()  # as `shared.weights.apply` does
     for name, (encoding, data, changed, checksum) in delta.items():
-        found[name] = decode(previous[name], encoding, data, changed)
+        found[name] = decode(previous[name], encoding, data, changed, room)
         assert tensor_checksum(found[name]) == checksum
     return found
 

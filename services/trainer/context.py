@@ -138,6 +138,12 @@ class Context:
         """Return the rows [N, ...] of all ranks, in flat order, from this rank's [n, ...]. The gradient goes back to each."""
         return x if self.ranks == 1 else _Gather.apply(x, N, self.rank, self.ranks, self._group)
 
+    def add_up(self, counts: Tensor) -> Tensor:
+        """Return the sum over the ranks that share a micro-batch; without a gradient."""
+        if self.ranks > 1:
+            dist.all_reduce(counts, group=self._group)
+        return counts
+
     def union(self, found: set[int]) -> set[int]:
         """Return what any rank of these found."""
         if self.ranks == 1:

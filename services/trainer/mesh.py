@@ -15,7 +15,12 @@ from dataclasses import dataclass
 
 
 class BadMesh(ValueError):
-    """The ranks cannot be divided so. The text names the setting, what was found and what is allowed."""
+    """The ranks cannot be divided so. The text names the setting of the service, what was found and what is allowed. `setting`:
+    "context_ranks" or "expert_ranks"; `reason`: the text without it."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(f"ETUDE_TRAINER_{setting.upper()}: {reason}")
+        self.setting, self.reason = setting, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +36,16 @@ class Mesh:
     @staticmethod
     def of(rank: int, world: int, context: int, expert: int = 1) -> Mesh:
         """Raise BadMesh if `context` or `expert` does not divide the world."""
-        for name, found in (("CONTEXT", context), ("EXPERT", expert)):
+        for setting, found in (("context_ranks", context), ("expert_ranks", expert)):
             if found < 1 or world % found:
-                raise BadMesh(
-                    f"ETUDE_TRAINER_{name}_RANKS: found {found} of {world} ranks; allowed: {_divisors(world)}"
-                )
+                raise BadMesh(setting, f"found {found} of {world} ranks; allowed: {_divisors(world)}")
         return Mesh(rank, world // context, context, expert)
 
     def check_experts(self, experts: int) -> None:
         """Raise BadMesh unless each rank gets as many of a layer's `experts`. 0: the model has none."""
         if self.expert > 1 and (not experts or experts % self.expert):
             allowed = _divisors(math.gcd(experts, self.world)) if experts else "1"
-            raise BadMesh(
-                f"ETUDE_TRAINER_EXPERT_RANKS: found {self.expert} for a model with {experts} experts; allowed: {allowed}"
-            )
+            raise BadMesh("expert_ranks", f"found {self.expert} for a model with {experts} experts; allowed: {allowed}")
 
     @property
     def world(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.trainer import loss, packing, replay
+from services.trainer.balance import balancing_loss
 from services.trainer.context import Context
 from services.trainer.dealing import Cost, deal
 from services.trainer.engine import StepResult, freeze
@@ -23,7 +24,7 @@ from services.trainer.layout import Batch, lay_out
 from services.trainer.mesh import Mesh
 from services.trainer.packing import TrainSequence, Unit
 from shared.contracts.run import TrainConfig
-from shared.model import Output, Transformer, load_balancing_loss
+from shared.model import Output, Transformer
 
 T = TypeVar("T")
 
@@ -246,11 +247,21 @@ class Trainer:
         )
 
     def _balance(self, batch: Batch, out: Output, norm: float) -> Tensor | float:
-        """Return the routers' load-balancing loss, by the micro-batch's share of the step."""
-        if not self.balance or not out.router_logits:
+        """Return the routers' load-balancing loss: of each sequence, by its share of the step's targets."""
+        if not self.balance or not out.router_logits or not batch.units:
             return 0.0
-        part = float(batch.advantage_S.sum()) / norm
-        return self.balance * part * load_balancing_loss(out.router_logits, out.experts_NLK)
+        fed = [unit.fed for unit in batch.units]
+        weights = [sum(float(s.advantages_T[s.sampled_T].sum()) for s in unit.sequences) / norm for unit in batch.units]
+        sequence_N = np.repeat(np.arange(len(fed)), fed)[self.context.rows(sum(fed))]
+        device = self.engine.device
+        return self.balance * balancing_loss(
+            out.router_logits,
+            out.experts_NLK,
+            torch.as_tensor(sequence_N, device=device),
+            torch.tensor(fed, dtype=torch.float32, device=device),
+            torch.tensor(weights, dtype=torch.float32, device=device),
+            self.context.add_up,
+        )
 
     def _agreed(self, broken: set[int]) -> set[int]:
         """Return what any of the ranks found that compute this micro-batch together."""

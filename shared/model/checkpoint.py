@@ -307,16 +307,22 @@ def copy_checkpoint(directory: Path | str, folder: Path | str) -> None:
     _write_config(config, folder, torch.bfloat16)
 
 
-def save_checkpoint(model: Transformer, directory: Path | str, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Writes config.json and model.safetensors, each atomically; other files in the directory stay."""
+def save_checkpoint(
+    model: Transformer,
+    directory: Path | str,
+    dtype: torch.dtype = torch.bfloat16,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes config.json and model.safetensors, each atomically; other files in the directory stay. `tensors`: by published name,
+    in place of the model's own, which lack the experts that other processes hold."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {
+    written = {
         name: tensor.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else dtype).clone().contiguous()
-        for name, tensor in published_tensors(model).items()
+        for name, tensor in (published_tensors(model) if tensors is None else tensors).items()
     }
     temporary = directory / f".model.safetensors.{os.getpid()}"
-    save_file(tensors, temporary, metadata={"format": "pt"})
+    save_file(written, temporary, metadata={"format": "pt"})
     temporary.replace(directory / "model.safetensors")
     _write_config(model.config, directory, dtype)
 

@@ -10,12 +10,16 @@ nearly constant high bytes side by side, and zstd-1 takes the rest. An XOR would
 
 `gaps` are the differences of the changed flat indices (the first one counts from 0), uint32, or uint64 for tensors of
 2^32 elements and more. All integers are little-endian.
+
+Large bf16 tensors go through the loops of `compiled`, where Numba is installed; the bytes are the same without it.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from enum import StrEnum
+from types import ModuleType
 
 import numpy as np
 import zstandard
@@ -27,6 +31,10 @@ LEVEL = 1  # higher levels gain about 2 % of size for several times the time
 # Share of changed elements at which DENSE becomes the smaller: near one half, a little earlier or later with what the changes
 # are. Between these two both are made, and the smaller one is kept; outside one of them is enough.
 SPARSE_BELOW, DENSE_ABOVE = 0.25, 0.5
+LEAST_COMPILED = (
+    1 << 14
+)  # elements; of smaller tensors NumPy is as fast, and a process with nothing larger loads no Numba
+STRETCH = 1 << 17  # elements encoded at a time: both versions of them stay in the cache
 
 
 class Encoding(StrEnum):
@@ -90,23 +98,85 @@ def _gap_type(size: int) -> np.dtype:
     return np.dtype(np.uint32 if size < 1 << 32 else np.uint64)
 
 
+@functools.cache
+def _installed() -> ModuleType | None:
+    try:
+        from shared.weights import compiled
+    except ImportError:
+        return None
+    return compiled
+
+
+def _compiled(flat: np.ndarray) -> ModuleType | None:
+    """Return the compiled loops if they take this tensor, or None."""
+    return _installed() if flat.dtype == np.uint16 and LEAST_COMPILED <= len(flat) < 1 << 32 else None
+
+
+def _planes(compiled: ModuleType, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return what SPARSE compresses, uint8 [6, changed]: a stretch at a time, so that each is read from memory once."""
+    found, last = [np.empty((6, 0), np.uint8)], 0
+    differ, marks = np.empty(STRETCH, bool), np.zeros(STRETCH // 8, np.uint8)  # a byte, then a bit for each element
+    for start in range(0, len(before), STRETCH):
+        old, new = before[start : start + STRETCH], after[start : start + STRETCH]
+        count = np.count_nonzero(np.not_equal(old, new, out=differ[: len(old)]))
+        if not count:
+            continue
+        differ[len(old) :] = False
+        marks[:] = np.packbits(differ, bitorder="little")
+        where, planes = np.empty(count, np.uint32), np.empty((6, count), np.uint8)
+        compiled.positions(marks.view(np.uint64), where)
+        compiled.gap_planes(where, np.uint32(start - last), *planes[:4])
+        compiled.difference_planes(where, old, new, *planes[4:])
+        last = start + int(where[-1])
+        found.append(planes)
+    return np.concatenate(found, 1)
+
+
+class Room:
+    """Memory for decoded tensors, taken in large blocks. The operating system gives those out as few huge pages; a tensor of a
+    megabyte by itself comes in hundreds of small ones, which take longer to get than to fill. A block lives as long as any of its
+    tensors."""
+
+    BLOCK, LEAST = 16 << 20, 64 << 10  # bytes. Smaller tensors often stay unchanged, and would keep a whole block
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def like(self, flat: np.ndarray) -> np.ndarray:
+        """Return an array of this one's length and dtype, its content undefined."""
+        if not self.LEAST <= flat.nbytes <= self.BLOCK // 4:
+            return np.empty_like(flat)
+        if len(self._left) < flat.nbytes:
+            self._left = np.empty(self.BLOCK, np.uint8)
+        taken, self._left = np.split(self._left, [flat.nbytes])
+        if self._left.nbytes:  # the next one begins on a cache line
+            self._left = self._left[-taken.nbytes % 64 :]
+        return taken.view(flat.dtype)
+
+
 def encode(previous: np.ndarray, current: np.ndarray) -> tuple[Encoding, bytes, int]:
     """Return (encoding, bytes, number of changed elements). Both arrays have the same shape and dtype.
 
     The share of changed elements chooses: below SPARSE_BELOW it is SPARSE, from DENSE_ABOVE on DENSE. Between the two both are
     made and the smaller one is returned."""
     before, after = bits(previous), bits(current)
-    changed = np.flatnonzero(before != after)
-    share = len(changed) / max(1, len(before))
-    if not len(changed):
+    if (compiled := _compiled(before)) is None:
+        where = np.flatnonzero(before != after)
+        changed = len(where)
+    else:
+        planes = _planes(compiled, before, after)
+        changed = planes.shape[1]
+    share = changed / max(1, len(before))
+    if not changed:
         return Encoding.same, b"", 0
     found = []
     if share < DENSE_ABOVE:
-        found.append((Encoding.sparse, _sparse(before, after, changed)))
+        sparse = _compress(planes.reshape(-1)) if compiled else _sparse(before, after, where)
+        found.append((Encoding.sparse, sparse))
     if share >= SPARSE_BELOW:
         found.append((Encoding.dense, _compress(_shuffle(_zigzag(after - before)))))
     encoding, data = min(found, key=lambda pair: len(pair[1]))
-    return encoding, data, len(changed)
+    return encoding, data, changed
 
 
 def _sparse(before: np.ndarray, after: np.ndarray, changed: np.ndarray) -> bytes:
@@ -132,26 +202,37 @@ def unpack(data: bytes | memoryview, size: int) -> bytes:
         raise Undecodable(str(error)) from None
 
 
-def decode(previous: np.ndarray, encoding: Encoding, data: bytes | memoryview, changed: int) -> np.ndarray:
-    """Inverse of `encode`; `previous` stays as it is. Raises Undecodable; the caller checks the result's checksum."""
+def decode(
+    previous: np.ndarray, encoding: Encoding, data: bytes | memoryview, changed: int, room: Room | None = None
+) -> np.ndarray:
+    """Inverse of `encode`; `previous` stays as it is. Raises Undecodable; the caller checks the result's checksum. `room`: where
+    the result goes; None: into memory of its own."""
     before = bits(previous)
     if encoding is Encoding.same:
         if len(data):
             raise Undecodable(f"{len(data)} bytes for an unchanged tensor")
         return previous
     width = before.dtype.itemsize
+    place = np.empty_like if room is None else room.like
     if encoding is Encoding.dense:
         raw = memoryview(unpack(data, before.nbytes))
-        after = before + _unzigzag(_unshuffle(raw, before.dtype))
+        after = np.add(before, _unzigzag(_unshuffle(raw, before.dtype)), out=place(before))
     elif encoding is Encoding.sparse:
         gap_type = _gap_type(len(before))
         if not 0 < changed <= len(before):
             raise Undecodable(f"{changed} changed elements of {len(before)}")
         split = changed * gap_type.itemsize
         raw = memoryview(unpack(data, split + changed * width))
-        where = _positions(_unshuffle(raw[:split], gap_type), len(before))
-        after = before.copy()
-        after[where] += _unzigzag(_unshuffle(raw[split:], before.dtype))
+        after = place(before)
+        after[:] = before
+        compiled = _compiled(before)
+        if compiled is None:
+            where = _positions(_unshuffle(raw[:split], gap_type), len(before))
+            after[where] += _unzigzag(_unshuffle(raw[split:], before.dtype))
+        else:
+            planes = np.frombuffer(raw, np.uint8).reshape(6, changed)
+            if not compiled.apply(planes[:4].reshape(-1), *planes[4:], after):
+                raise Undecodable("changed indices do not rise or leave the tensor")
     else:
         raise Undecodable(f"encoding {encoding!r} in a delta")
     return after.view(previous.dtype).reshape(previous.shape)

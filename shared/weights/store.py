@@ -18,7 +18,7 @@ import zstandard
 from shared.contracts.ids import policy_prefix
 from shared.contracts.run import Ref
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
-from shared.weights.codec import LEVEL, Encoding, Undecodable, bits, decode, encode, unpack
+from shared.weights.codec import LEVEL, Encoding, Room, Undecodable, bits, decode, encode, unpack
 from shared.weights.fetching import fetchers, payloads
 from shared.weights.manifest import (
     NUMPY,
@@ -229,6 +229,7 @@ def apply(previous: Tensors | None, manifest: Manifest, payload: Sequence[bytes]
     except Undecodable as error:
         raise WeightsDamaged(f"{where}: {error}") from None
     result: dict[str, np.ndarray] = {}
+    room = Room()
     for name, entry in manifest.tensors.items():
         data = memoryview(sources[entry.part])[entry.start : entry.end]
         try:
@@ -241,7 +242,7 @@ def apply(previous: Tensors | None, manifest: Manifest, payload: Sequence[bytes]
                     raise ChainBroken(
                         f"{where}: tensor {name!r} is {before.dtype}{before.shape}, expected {entry.shape}"
                     )
-                array = decode(before, entry.encoding, data, entry.changed)
+                array = decode(before, entry.encoding, data, entry.changed, room)
         except ChainBroken:
             raise
         except ValueError as error:  # Undecodable, or bytes that do not fit the shape

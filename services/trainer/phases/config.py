@@ -102,6 +102,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: Literal["auto", "float32", "bfloat16"] = "auto"
     zero_stage: Annotated[int, Number(least=0, most=2)] = 0  # of DeepSpeed
     context_ranks: Annotated[int, Number(least=1, most=4096)] = 1  # ranks that share a sequence
+    expert_ranks: Annotated[int, Number(least=1, most=4096)] = 1  # ranks that divide the experts
 
 
 class PhaseConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ def run(config: PhaseConfig, phase: Phase, screen: Screen, stop: Callable[[], bo
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadPhase(f"out: found something in {out}; allowed: a new or an empty folder")
     shape = start.shape_of(config, phase)
+    start.require_mesh(config, shape, int(os.environ.get("WORLD_SIZE", "1")))
     found = sources.open_all(config, phase, shape)
     work = out.with_name(f"{out.name}.work")
     progress = state.find(work, phase, config, found.checksums)
@@ -79,7 +80,7 @@ def _device(config: PhaseConfig) -> str:
 
 
 class _Life:
-    """A phase in one process."""
+    """A phase, as one rank lives it."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class _Life:
             train,
             zero_stage=config.machine.zero_stage,
             context_ranks=config.machine.context_ranks,
+            expert_ranks=config.machine.expert_ranks,
             schedule=share,
             trains_trunk=phase != "mtp",
             arithmetic=self.arithmetic,
@@ -111,6 +113,7 @@ class _Life:
         self.leads = self.engine.mesh.rank == 0
 
     def run(self, before: Progress | None) -> Outcome:
+        self._agree(before)
         progress = before or Progress(phase=self.phase)
         if before is not None:
             self.engine.load(state.tensors(self.work))
@@ -132,6 +135,22 @@ class _Life:
         if progress.measured != progress.step:
             progress = self._measure(progress)
         return Outcome(True, progress, self._finish(progress))
+
+    def _agree(self, before: Progress | None) -> None:
+        """Raise BadPhase on every rank unless all were told the same and found the same. Ranks on machines that do not share the
+        folders would otherwise train on different data, or wait for each other."""
+        own = {
+            "the configuration": msgspec.json.encode(self.config),
+            "the state in OUT.work": msgspec.json.encode(before),
+            "the data": msgspec.json.encode(sorted(self.found.checksums.items())),
+        }
+        first, *others = self.engine.from_all(own)
+        for rank, other in enumerate(others, start=1):
+            if wrong := [name for name, found in other.items() if found != first[name]]:
+                raise BadPhase(
+                    f"rank {rank}: {' and '.join(wrong)}: found something else than rank 0; allowed: the same on all ranks. "
+                    "Put the checkpoint, the data and OUT.work where every rank reads the same files"
+                )
 
     def _step(self, progress: Progress, feed: Feed) -> Progress:
         began = time.perf_counter()
@@ -229,6 +248,7 @@ class _Life:
 
     def _finish(self, progress: Progress) -> dict[str, tuple[float, float]]:
         """Write the checkpoint and its report; return the held-out losses before and after."""
+        tensors = self.engine.published()  # a collective where experts are divided
         if not self.leads:
             return {}
         out = Path(self.config.out)
@@ -236,7 +256,7 @@ class _Life:
         change = {name: (found[0].nats, found[-1].nats) for name, found in points.items()}
         with scratch(out.parent, f".{out.name}.") as folder:
             facts = {"steps": progress.step, "tokens": progress.targets, "flops": progress.flops, "held_out": change}
-            start.write(self.model, self.config, self.phase, folder, **facts)
+            start.write(self.model, tensors, self.config, self.phase, folder, **facts)
             shutil.copyfile(self.work / report.LOSSES, folder / report.LOSSES)
             (folder / "report.md").write_text(report.markdown(points))
             folder.chmod(0o755)

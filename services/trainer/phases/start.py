@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from services.trainer.mesh import BadMesh, Mesh
 from services.trainer.phases.config import BadPhase, Phase, PhaseConfig
 from shared.model import ModelConfig, Transformer, load_checkpoint, save_checkpoint
 from shared.model.checkpoint import expected_shapes, stored_tensors
@@ -71,6 +74,16 @@ def _changed(before: ModelConfig, config: PhaseConfig, phase: Phase) -> dict[str
     return raw
 
 
+def require_mesh(config: PhaseConfig, shape: ModelConfig, world: int) -> None:
+    """Raise BadPhase, naming the field, if `world` ranks cannot be divided as `machine` says."""
+    machine = config.machine
+    try:
+        mesh = Mesh.of(0, world, machine.context_ranks, machine.expert_ranks)
+        mesh.check_experts(shape.moe.num_experts if shape.moe else 0)
+    except BadMesh as error:
+        raise BadPhase(f"machine.{error.setting}: {error.reason}") from None
+
+
 def load(config: PhaseConfig, shape: ModelConfig, device: str) -> Transformer:
     """Return the model in float32. New MTP layers are random, by the seed."""
     torch.manual_seed(config.seed)
@@ -84,10 +97,13 @@ def learns_mtp(config: PhaseConfig, shape: ModelConfig, phase: Phase) -> bool:
     return wanted and shape.num_mtp_layers > 0
 
 
-def write(model: Transformer, config: PhaseConfig, phase: Phase, folder: Path, **facts: Any) -> None:
-    """Write the checkpoint into a folder: weights in bf16, and what lies beside those of the start. `facts` go into its card."""
+def write(
+    model: Transformer, tensors: Mapping[str, Tensor], config: PhaseConfig, phase: Phase, folder: Path, **facts: Any
+) -> None:
+    """Write the checkpoint into a folder: the `tensors` by published name, in bf16, and what lies beside those of the start.
+    `facts` go into its card."""
     start = Path(config.checkpoint)
-    save_checkpoint(model, folder)
+    save_checkpoint(model, folder, tensors=tensors)
     for path in sorted(start.iterdir()):
         if path.is_file() and path.suffix in COMPANIONS and path.name not in OWN:
             shutil.copyfile(path, folder / path.name)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.weights.codec import Encoding, Undecodable, decode, encode
+from shared.weights import codec
+from shared.weights.codec import STRETCH, Encoding, Room, Undecodable, decode, encode
 
 SHAPES = st.sampled_from([(1,), (7,), (64,), (3, 5), (2, 3, 4), (257, 3), (0, 4)])
 
@@ -74,3 +75,56 @@ def test_what_does_not_decode_is_refused() -> None:
         decode(before, Encoding.same, data, changed)
     with pytest.raises(Undecodable):
         decode(before, Encoding.full, data, changed)
+
+
+def large(seed: int, share: float, size: int = 3 * STRETCH + 77) -> tuple[np.ndarray, np.ndarray]:
+    """Two bf16 tensors that the compiled loops take, over several stretches; with NaN, infinities and every other pattern."""
+    rng = np.random.default_rng(seed)
+    before = rng.integers(0, 1 << 16, size, np.uint16)
+    after = before.copy()
+    where = np.flatnonzero(rng.random(size) < share)
+    after[where] += rng.choice(np.array([1, 2, 300, 32768, 65535], np.uint16), len(where))
+    return before, after
+
+
+@pytest.mark.parametrize("share", [1e-6, 1e-4, 0.01, 0.12, 0.3, 0.49, 0.6])
+def test_with_and_without_compiled_loops_the_bytes_are_the_same(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = large(1, share)
+    after[[0, STRETCH - 1, STRETCH, -1]] += 1  # first and last, and where stretches meet
+    assert codec._compiled(before) is not None, "Numba is installed where tests run"
+    encoded = encode(before, after)
+    decoded = decode(before, *encoded)
+    monkeypatch.setattr(codec, "_installed", lambda: None)
+    assert encode(before, after) == encoded
+    assert (decode(before, *encoded) == after).all()
+    assert (decoded == after).all()
+
+
+def test_a_large_tensor_with_one_change_far_behind_is_sent_as_that() -> None:
+    before, _ = large(2, 0.0)
+    after = before.copy()
+    assert encode(before, after) == (Encoding.same, b"", 0)
+    after[-1] ^= 0x8000
+    encoding, data, changed = encode(before, after)
+    assert (encoding, changed) == (Encoding.sparse, 1)
+    assert len(data) < 32
+    assert (decode(before, encoding, data, changed) == after).all()
+
+
+def test_indices_of_a_large_tensor_that_do_not_rise_or_leave_it_are_refused() -> None:
+    before, after = large(3, 0.01)
+    encoding, data, changed = encode(before, after)
+    with pytest.raises(Undecodable):
+        decode(before[: len(before) // 2], encoding, data, changed)  # an index outside
+    planes = np.frombuffer(codec.unpack(data, changed * 6), np.uint8).copy().reshape(6, changed)
+    planes[:4, 5] = 0  # the sixth index is the fifth again
+    with pytest.raises(Undecodable):
+        decode(before, encoding, codec._compress(planes.reshape(-1)), changed)
+
+
+def test_decoded_tensors_share_blocks_and_no_byte() -> None:
+    room = Room()
+    drawn = [large(seed, 0.05, size) for seed, size in enumerate((40_000, 33_333, 1_000_001, 3_000_000, 500, 40_001))]
+    found = [decode(before, *encode(before, after), room) for before, after in drawn]
+    assert all((one == after).all() for one, (_, after) in zip(found, drawn, strict=True))
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(found) for b in found[:i])
