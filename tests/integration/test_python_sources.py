@@ -87,6 +87,8 @@ def test_bugs_and_features_of_a_project(tmp_path: Path):
     assert len(drafts) >= 5
     for draft in drafts:
         assert draft.fail_to_pass
+        assert draft.command[0] == "--assert=plain"
+        assert draft.command[1:] == tuple(f"/workspace/{name}" for name in (*draft.fail_to_pass, *draft.pass_to_pass))
         changed = {path for path, entry in draft.tree.items() if entry != one.tree[path]}
         assert changed == set(draft.solution) == {"shapes/area.py"}
         assert draft.solution["shapes/area.py"] == Change(text=FILES["shapes/area.py"])

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 
 import xxhash
 
-from services.curator.sources.python import Bench, Draft, Rejected
+from services.curator.sources.python import Bench, Draft, Rejected, command_of, kept_by_file
 from services.curator.sources.python.baseline import Baseline, baseline
 from services.curator.sources.python.functions import Function, functions
 from services.curator.sources.python.laboratory import Ran, Run, Runs, collected
@@ -161,7 +161,7 @@ class _Search:
         )
         changed = {path: File(text.encode(), _executable(self._project, path)) for path, text in broken.items()}
         fail = tuple(test.name for test in failing[:MAX_FAILING])
-        others = tuple(test.name for test in passing[:MAX_PASSING])
+        others = tuple(kept_by_file(fail, (test.name for test in passing), MAX_PASSING))
         return Draft(
             id=f"m-{digest[:20]}",
             place=place,
@@ -173,7 +173,7 @@ class _Search:
             solution={
                 path: Change(text=text, executable=_executable(self._project, path)) for path, text in original.items()
             },
-            command=tuple(f"/workspace/{name}" for name in (*fail, *others)),
+            command=command_of((*fail, *others)),
             code=tuple(one.function.text for one in bugs),
         )
 
