@@ -126,11 +126,11 @@ class _Search:
         place = " and ".join(f"{one.function.path}:{one.line} {one.function.qualname} ({one.kind})" for one in bugs)
         each = [_chosen(self._found.covering(one.function.path, one.function.start, one.function.end)) for one in bugs]
         chosen = list({test.name: test for tests in each for test in tests}.values())
-        slowest, whole = max(test.seconds for test in chosen), sum(test.seconds for test in chosen)
+        whole = sum(test.seconds for test in chosen)
         try:
             run = await self._runs.run(
                 [test.name for test in chosen],
-                each_s=1.0 + 10 * slowest,
+                each_s=[1.0 + 10 * test.seconds for test in chosen],
                 time_s=5.0 + 10 * whole,
                 edits=[(one.function, one.text) for one in bugs],
                 ends_at=_ENDLESS,
