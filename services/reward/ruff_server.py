@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -44,6 +45,17 @@ class Unavailable(Exception):
     """Ruff gave no answer; the text says why."""
 
 
+@dataclass(slots=True)
+class Asked:
+    """Texts that ruff checks now. `names`: their checksums, in order. `known`: the issues of those that it checked before.
+    `requests`: the request's number of each other one, and the words to put back into its answer. `left_s`: of the time limit."""
+
+    names: list[bytes]
+    known: dict[bytes, list[Issue]]
+    requests: dict[bytes, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    left_s: float = TIME_S
+
+
 class RuffServer:
     """Not thread-safe. Starts with the first check."""
 
@@ -53,16 +65,23 @@ class RuffServer:
         self._answers: dict[int, dict[str, Any]] = {}  # by the request's number
         self._numbers = itertools.count()
         self._left = 0
-        self._known: dict[str, list[Issue]] = {}
+        self._known: dict[bytes, list[Issue]] = {}
 
     def issues(self, texts: Iterable[str]) -> list[list[Issue]]:
         """Return the issues of each text, in the order of their places. Raises Unavailable."""
-        deadline = time.monotonic() + TIME_S
-        try:
-            return self._checked(list(texts), deadline)
-        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError, Unavailable) as error:
-            self.close()
-            raise Unavailable(f"ruff: {type(error).__name__}: {error}"[:200]) from None
+        return self.answers(self.ask(texts))
+
+    def ask(self, texts: Iterable[str]) -> Asked:
+        """Have ruff check all texts that are not known, side by side, while the caller does something else. `answers` takes what
+        it finds. Raises Unavailable."""
+        with self._ended_by_trouble():
+            return self._asked(list(texts), time.monotonic() + TIME_S)
+
+    def answers(self, asked: Asked) -> list[list[Issue]]:
+        """Return the issues of each text that was asked for. What the caller did meanwhile does not count as ruff's time. Raises
+        Unavailable."""
+        with self._ended_by_trouble():
+            return self._answered(asked, time.monotonic() + asked.left_s)
 
     def start(self) -> None:
         """Start the server, which may take seconds on a busy machine. Raises Unavailable, OSError."""
@@ -75,30 +94,39 @@ class RuffServer:
         self._buffer.clear()
         self._answers.clear()
 
-    def _checked(self, texts: list[str], deadline: float) -> list[list[Issue]]:
-        """Ask for all texts that are not known before the first answer is read: ruff checks them side by side."""
-        names = [xxhash.xxh3_128_hexdigest(text.encode("utf-8", "replace")) for text in texts]
-        unknown = {name: text for name, text in zip(names, texts, strict=True) if text and name not in self._known}
+    @contextlib.contextmanager
+    def _ended_by_trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError, Unavailable) as error:
+            self.close()
+            raise Unavailable(f"ruff: {type(error).__name__}: {error}"[:200]) from None
+
+    def _asked(self, texts: list[str], deadline: float) -> Asked:
+        data = [text.encode("utf-8", "replace") for text in texts]
+        names = [xxhash.xxh3_128_digest(one) for one in data]
+        asked = Asked(names, {name: self._known[name] for name in names if name in self._known})
+        unknown = {name: one for name, one in zip(names, data, strict=True) if one and name not in asked.known}
         if unknown:
             self._start(deadline)
-        asked = {name: self._ask_for(text, deadline) for name, text in unknown.items()}
-        for name, (number, words) in asked.items():
+            frames = []
+            for name, one in unknown.items():
+                masked, words = _masked(one.decode())
+                number = next(self._numbers)
+                asked.requests[name] = number, words
+                frames.append(_check(number, masked))
+            self._left -= len(frames)
+            self._write(b"".join(frames), deadline)  # at once: each write wakes ruff, which may take our core
+        asked.left_s = deadline - time.monotonic()
+        return asked
+
+    def _answered(self, asked: Asked, deadline: float) -> list[list[Issue]]:
+        for name, (number, words) in asked.requests.items():
             items = self._answer(number, deadline)["items"]
-            self._known[name] = [_issue(item, words) for item in sorted(items, key=_place)]
-        found = [self._known.get(name, []) for name in names]  # an empty text has none
+            asked.known[name] = self._known[name] = [_issue(item, words) for item in sorted(items, key=_place)]
         while len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
-        return found
-
-    def _ask_for(self, text: str, deadline: float) -> tuple[int, dict[str, str]]:
-        """Ask for a text's issues. Return the request's number, and the words to put back into its answer."""
-        masked, words = _masked(text.encode("utf-8", "replace").decode())
-        self._left -= 1
-        document = {"uri": f"{_FOLDER}/{next(self._numbers)}.py"}
-        opened = {"languageId": "python", "version": 1, "text": masked}
-        first = _notice("textDocument/didOpen", {"textDocument": document | opened})
-        last = _notice("textDocument/didClose", {"textDocument": document})
-        return self._ask("textDocument/diagnostic", {"textDocument": document}, deadline, first, last), words
+        return [asked.known.get(name, []) for name in asked.names]  # an empty text has none
 
     def _start(self, deadline: float) -> None:
         if self._process is not None and self._process.poll() is None and self._left > 0:
@@ -134,10 +162,10 @@ class RuffServer:
         self._answer(self._ask("initialize", wanted, deadline), deadline)
         self._write(_notice("initialized", {}), deadline)
 
-    def _ask(self, method: str, params: dict[str, Any], deadline: float, first: bytes = b"", last: bytes = b"") -> int:
-        """Send a request and return its number. `first`, `last`: notices that go with it in one write."""
+    def _ask(self, method: str, params: dict[str, Any], deadline: float) -> int:
+        """Send a request and return its number."""
         number = next(self._numbers)
-        self._write(first + _framed({"id": number, "method": method, "params": params}) + last, deadline)
+        self._write(_framed({"id": number, "method": method, "params": params}), deadline)
         return number
 
     def _answer(self, number: int, deadline: float) -> Any:
@@ -191,6 +219,17 @@ class RuffServer:
 def shared_server() -> RuffServer:
     """Return the server of this process."""
     return RuffServer()
+
+
+def _check(number: int, text: str) -> bytes:
+    """Return a request for a text's issues, with the notices that open and close it as a document."""
+    document = {"uri": f"{_FOLDER}/{number}.py"}
+    opened = {"languageId": "python", "version": 1, "text": text}
+    return (
+        _notice("textDocument/didOpen", {"textDocument": document | opened})
+        + _framed({"id": number, "method": "textDocument/diagnostic", "params": {"textDocument": document}})
+        + _notice("textDocument/didClose", {"textDocument": document})
+    )
 
 
 def _framed(message: dict[str, Any]) -> bytes:

@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 
 from services.curator.cli import app
 from services.curator.sources.python import Bench, Draft, Rejected, named
+from services.curator.sources.python.functions import functions
+from services.curator.sources.python.laboratory import collected
 from services.curator.sources.python.project import Project, SourceError, project_of
 from shared.contracts.trajectory import Change
+from shared.environments.repository import trees
 from shared.environments.repository.trees import File
 from shared.problems import Hidden, Problem
 from shared.problems.pack import Lines, file_name
@@ -87,6 +90,8 @@ def test_bugs_and_features_of_a_project(tmp_path: Path):
     assert len(drafts) >= 5
     for draft in drafts:
         assert draft.fail_to_pass
+        assert draft.command[0] == "--assert=plain"
+        assert draft.command[1:] == tuple(f"/workspace/{name}" for name in (*draft.fail_to_pass, *draft.pass_to_pass))
         changed = {path for path, entry in draft.tree.items() if entry != one.tree[path]}
         assert changed == set(draft.solution) == {"shapes/area.py"}
         assert draft.solution["shapes/area.py"] == Change(text=FILES["shapes/area.py"])
@@ -104,6 +109,36 @@ def test_bugs_and_features_of_a_project(tmp_path: Path):
     for path, entry in total.tree.items():
         assert isinstance(entry, File)
         assert b"total" not in entry.data, path
+
+
+def test_a_quick_test_that_does_not_end_waits_no_longer_because_another_is_slow(tmp_path: Path):
+    tests = """from shapes import total
+
+
+def test_quick():
+    assert total([]) == 0
+
+
+def test_slow():
+    assert len({number: str(number) for number in range(1_000_000)}) == 1_000_000
+"""
+    one = project({**FILES, "tests/test_area.py": tests})
+    names = ["tests/test_area.py::test_quick", "tests/test_area.py::test_slow"]
+    [total] = [each for each in functions("shapes/area.py", FILES["shapes/area.py"]) if each.name == "total"]
+    endless = total.text.replace("    found = 0\n", "    found = 0\n    while True:\n        pass\n")
+    assert endless != total.text
+
+    async def run() -> list[Any]:
+        sandboxes = open_sandboxes("bubblewrap")
+        trees.write(one.tree, tmp_path / "tree")
+        try:
+            async with collected(sandboxes, tmp_path / "cache", tmp_path / "tree", one.sources, one.tests) as runs:
+                done = await runs.run(names, each_s=[0.1, 60.0], time_s=120.0, edits=[(total, endless)])
+                return [(test.name, test.outcome, test.kinds[:1]) for test in done.tests]
+        finally:
+            await sandboxes.close()
+
+    assert asyncio.run(run()) == [(names[0], "failed", ("TookTooLong",)), (names[1], "passed", ())]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,24 @@ def grade(
     return verdict
 
 
+def test_what_the_runner_imported_is_no_garbage_to_look_through_and_candidates_cannot_list_it(lab: Laboratory) -> None:
+    text = """import gc
+
+
+def test_modules_are_frozen():
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
+    assert not any(type(one).__name__ == "Recorder" for one in gc.get_objects())
+"""
+    secret = hidden(
+        fail_to_pass=["tests/test_frozen.py::test_modules_are_frozen"],
+        pass_to_pass=[],
+        tests={"tests/test_frozen.py": Change(text=text)},
+    )
+    found = grade(lab, {}, secret=secret)
+    assert found.solved, found
+
+
 def naive(lab: Laboratory, changes: Mapping[str, Change]) -> CommandResult:
     """A grader that puts the hidden tests and the submission into the tree and believes pytest's exit status."""
 

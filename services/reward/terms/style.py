@@ -31,10 +31,10 @@ def find(seen: Seen) -> Found:
         return Found()
     old = {path: seen.before.get(path, "") for path in paths}
     new = {path: changed[path] for path in paths}
-    before, after = _checked(old, new)
+    before, after, lines = _checked(old, new)
     evidence = []
     for path in paths:
-        replaced, written = changed_lines(old[path], new[path])
+        replaced, written = lines[path]
         had = Counter(rule for line, rule, _ in before[path] if line in replaced)
         for line, rule, message in after[path]:
             if line not in written:
@@ -68,10 +68,16 @@ def _lines(text: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _checked(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[dict[str, list[Issue]], dict[str, list[Issue]]]:
-    """Return the issues of both states by path. Raises Unreadable where ruff does not work."""
+def _checked(
+    old: Mapping[str, str], new: Mapping[str, str]
+) -> tuple[dict[str, list[Issue]], dict[str, list[Issue]], dict[str, tuple[set[int], set[int]]]]:
+    """Return the issues of both states and the changed lines, by path. The lines are compared while ruff works. Raises Unreadable
+    where ruff does not work."""
+    server = shared_server()
     try:
-        issues = shared_server().issues([*old.values(), *new.values()])
+        asked = server.ask([*old.values(), *new.values()])
+        lines = {path: changed_lines(old[path], new[path]) for path in old}
+        issues = server.answers(asked)
     except Unavailable as error:
         raise Unreadable(str(error)) from None
-    return dict(zip(old, issues, strict=False)), dict(zip(new, issues[len(old) :], strict=True))
+    return dict(zip(old, issues, strict=False)), dict(zip(new, issues[len(old) :], strict=True)), lines

@@ -11,7 +11,7 @@ import pytest
 
 from shared.contracts.trajectory import Change, Submission
 from shared.environments import Grading, Places, Ungradable
-from shared.environments.repository import RepositoryEnvironment, trees
+from shared.environments.repository import RepositoryEnvironment, grading, trees
 from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
 from shared.objects.directory import DirectoryObjects
 from shared.sandbox.contract import NO_NETWORK, Base, Limits, Network, Sandbox, Snapshot
@@ -86,3 +86,27 @@ def test_refused_solutions_are_explained_side_by_side_within_the_same_limit(
     explaining = sandboxes.running[4 * 3 :]
     assert len(explaining) == 4
     assert max(explaining) == 2
+
+
+def test_where_nothing_is_to_be_written_no_server_of_files_is_started(
+    problem: RepositoryProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    class Server:
+        def __init__(self, sandbox: Any, python: str) -> None:
+            started.append(sandbox)
+
+        async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+            return {"refused": ""}
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(grading, "Files", Server)
+    sandbox: Any = object()
+    assert asyncio.run(grading._filled(sandbox, problem, {}, {})) == ""
+    assert started == []
+    for changes, tests in (({"x": Change(text="")}, {}), ({}, {"x": Change(text="")})):
+        assert asyncio.run(grading._filled(sandbox, problem, changes, tests)) == ""
+    assert started == [sandbox, sandbox]

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +106,27 @@ def test_a_server_that_hangs_costs_one_time_limit_and_is_replaced(
     assert hung.poll() is not None
     monkeypatch.undo()
     assert server.issues(["import re\n"])[0][0][1] == "F401"
+
+
+def test_what_the_caller_does_while_ruff_works_is_not_its_time(
+    server: RuffServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server.ask(["import abc\n", "x = 1\n", "import abc\n", ""])
+    second = server.ask(["import bisect\n", "import abc\n"])
+    later = time.monotonic() + 10 * ruff_server.TIME_S
+    monkeypatch.setattr(ruff_server, "time", SimpleNamespace(monotonic=lambda: later))
+    assert [[rule for _, rule, _ in issues] for issues in server.answers(second)] == [["F401"], ["F401"]]
+    assert [[rule for _, rule, _ in issues] for issues in server.answers(first)] == [["F401"], [], ["F401"], []]
+
+
+def test_texts_of_one_attempt_wake_ruff_once(server: RuffServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    write = server._write
+    monkeypatch.setattr(server, "_write", lambda frames, deadline: (written.append(frames), write(frames, deadline)))
+    texts = ["import cmd\n", "import code\n", "import cmd\n"]
+    assert [issues[0][1] for issues in server.issues(texts)] == ["F401"] * 3
+    server.issues(texts)
+    assert len(written) == 1
 
 
 def test_a_missing_ruff_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

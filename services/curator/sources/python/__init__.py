@@ -11,14 +11,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from shared.contracts.trajectory import Change
+from shared.environments.repository.graders.python_names import file_of
 from shared.environments.repository.trees import Tree
 from shared.plugins import Plugins, UnknownName
+from shared.sandbox.contract import WORKSPACE
 
 if TYPE_CHECKING:
     from services.curator.sources.python.project import Project
@@ -43,6 +45,19 @@ class Draft:
     command: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     commit: str = ""
+
+
+def command_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return what pytest is told so that it runs the named tests. Assertions stay as they are written: rewriting those of a large
+    file of tests for messages that no verdict needs takes longer than the tests."""
+    return ("--assert=plain", *(f"{WORKSPACE}/{name}" for name in names))
+
+
+def kept_by_file(first: Iterable[str], others: Iterable[str], most: int) -> list[str]:
+    """Return at most so many of the others. Those whose file holds one of the first come first: each further file of tests is
+    imported in every grading."""
+    files = {file_of(name) for name in first}
+    return sorted(others, key=lambda name: file_of(name) not in files)[:most]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from services.curator.sources.python import Bench, Draft, Rejected
+from services.curator.sources.python import Bench, Draft, Rejected, command_of
 from services.curator.sources.python.functions import functions
 from services.curator.sources.python.laboratory import Run, collected
 from services.curator.sources.python.project import Project, SourceError, project_of
@@ -116,7 +116,7 @@ async def _tried(project: Project, path: Path, bench: Bench, commit: Commit, fol
         pass_to_pass=tuple(others),
         solution=solution,
         tests=tests,
-        command=tuple(f"/workspace/{name}" for name in (*fail, *others)),
+        command=command_of((*fail, *others)),
         code=tuple(_code(before.tree, after.tree, solution)),
         commit=commit.parent,
     )

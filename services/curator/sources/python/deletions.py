@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from services.curator.sources.python import Bench, Draft, Rejected
+from services.curator.sources.python import Bench, Draft, Rejected, command_of
 from services.curator.sources.python.baseline import Baseline, baseline
 from services.curator.sources.python.contamination import marks
 from services.curator.sources.python.functions import Node, functions, parse, span
@@ -155,7 +155,7 @@ def _draft(
         pass_to_pass=tuple(others),
         solution=solution,
         tests={path: Change(text=text) for path, text in tests.items()},
-        command=tuple(f"/workspace/{name}" for name in (*fail, *others)),
+        command=command_of((*fail, *others)),
         code=(target.text,) if isinstance(target.node, Node) else (),
     )
 

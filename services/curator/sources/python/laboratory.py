@@ -72,17 +72,17 @@ class Runs:
         self,
         tests: Sequence[str],
         *,
-        each_s: float,
+        each_s: float | Sequence[float],
         time_s: float,
         edits: Sequence[tuple[Function, str]] = (),
         trace: bool = False,
         ends_at: Sequence[str] = (),
     ) -> Run:
-        """Run tests in a fresh copy of the process. `edits`: functions and their other text. `ends_at`: kinds of errors after which
-        no other test is run. Raises SandboxUnavailable."""
+        """Run tests in a fresh copy of the process. `each_s`: the limit of every test, or one for each. `edits`: functions and
+        their other text. `ends_at`: kinds of errors after which no other test is run. Raises SandboxUnavailable."""
         request = {
             "tests": list(tests),
-            "each_s": each_s,
+            "each_s": [each_s] * len(tests) if isinstance(each_s, int | float) else list(each_s),
             "time_s": time_s,
             "trace": trace,
             "ends_at": list(ends_at),

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 
 import xxhash
 
-from services.curator.sources.python import Bench, Draft, Rejected
+from services.curator.sources.python import Bench, Draft, Rejected, command_of, kept_by_file
 from services.curator.sources.python.baseline import Baseline, baseline
 from services.curator.sources.python.functions import Function, functions
 from services.curator.sources.python.laboratory import Ran, Run, Runs, collected
@@ -126,11 +126,11 @@ class _Search:
         place = " and ".join(f"{one.function.path}:{one.line} {one.function.qualname} ({one.kind})" for one in bugs)
         each = [_chosen(self._found.covering(one.function.path, one.function.start, one.function.end)) for one in bugs]
         chosen = list({test.name: test for tests in each for test in tests}.values())
-        slowest, whole = max(test.seconds for test in chosen), sum(test.seconds for test in chosen)
+        whole = sum(test.seconds for test in chosen)
         try:
             run = await self._runs.run(
                 [test.name for test in chosen],
-                each_s=1.0 + 10 * slowest,
+                each_s=[1.0 + 10 * test.seconds for test in chosen],
                 time_s=5.0 + 10 * whole,
                 edits=[(one.function, one.text) for one in bugs],
                 ends_at=_ENDLESS,
@@ -161,7 +161,7 @@ class _Search:
         )
         changed = {path: File(text.encode(), _executable(self._project, path)) for path, text in broken.items()}
         fail = tuple(test.name for test in failing[:MAX_FAILING])
-        others = tuple(test.name for test in passing[:MAX_PASSING])
+        others = tuple(kept_by_file(fail, (test.name for test in passing), MAX_PASSING))
         return Draft(
             id=f"m-{digest[:20]}",
             place=place,
@@ -173,7 +173,7 @@ class _Search:
             solution={
                 path: Change(text=text, executable=_executable(self._project, path)) for path, text in original.items()
             },
-            command=tuple(f"/workspace/{name}" for name in (*fail, *others)),
+            command=command_of((*fail, *others)),
             code=tuple(one.function.text for one in bugs),
         )
 

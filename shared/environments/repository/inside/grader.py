@@ -11,6 +11,7 @@ say so.
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -100,6 +101,7 @@ class Originals:
 
 def functions(request: dict[str, Any]) -> tuple[int, list[str], list[str]]:
     """Run pytest. Return its exit status, the tests that it collected, and those that passed."""
+    gc.disable()  # nothing that an import makes is garbage, and pytest collects all of it again at its end
     import pytest
 
     if request["own"]:
@@ -107,6 +109,8 @@ def functions(request: dict[str, Any]) -> tuple[int, list[str], list[str]]:
     request["originals"].add("pytest", "_pytest.assertion.rewrite")
     recorder = make_recorder(pytest, request["canaries"], request["originals"])
     options = ["-p", "no:cacheprovider", "-o", "addopts=", "-o", "required_plugins=", "-q", "--tb=line"]
+    gc.freeze()
+    gc.enable()
     status = int(pytest.main([*options, f"--rootdir={request['root']}", *request["args"]], plugins=[recorder]))
     passed = recorder.passed()
     # A test that failed in a subtest alone was reported as passed and as failed: nobody has changed that.

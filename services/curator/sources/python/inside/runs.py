@@ -126,10 +126,11 @@ def make_plugin(pytest: Any, server: Server, files: dict[str, int]) -> Any:
                 say({"unpatchable": why})
                 return
         chosen = [items[name] for name in request["tests"] if name in items]
+        limits = dict(zip(request["tests"], request["each_s"], strict=True))
         tracer = Tracer(files) if request["trace"] else None
         for number, item in enumerate(chosen):
             following = chosen[number + 1] if number + 1 < len(chosen) else None
-            with limited(request["each_s"]), tracer or contextlib.nullcontext():
+            with limited(limits[item.nodeid]), tracer or contextlib.nullcontext():
                 started = time.monotonic()
                 try:
                     found = summary(runtestprotocol(item, log=False, nextitem=following))
