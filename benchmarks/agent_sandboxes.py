@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from benchmarks.records import Bench, record
 from shared.sandbox import SandboxUnavailable, archives, open_sandboxes
@@ -42,9 +43,10 @@ async def milliseconds(count: int, act: Callable[[], Awaitable[object]]) -> list
 
 async def starts(adapter: Sandboxes, base: Base, count: int) -> list[float]:
     """From `open` to the first result, with a machine of the pool ready."""
+    pool: Any = getattr(adapter, "_pool", adapter)
     found = []
     for _ in range(count):
-        await asyncio.gather(*getattr(adapter, "_pool", adapter)._filling)
+        await asyncio.gather(*pool._filling)
         await asyncio.sleep(0.5)  # a machine that has just started is quiet by then
         started = time.perf_counter()
         sandbox = await adapter.open(base, LIMITS)

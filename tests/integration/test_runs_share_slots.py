@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Platform:
         self.ready: dict[str, dict[str, None]] = {}
         self.steps: Counter[str] = Counter()
         self.states: dict[str, str] = {}
-        self.used: Counter[str] = Counter()
+        self.used: defaultdict[str, float] = defaultdict(float)
         self.ended = 0
 
     async def join(self, run: str, share: float) -> None:

@@ -40,8 +40,8 @@ def own(tmp_path: Path) -> Path:
 def group(own: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
     plain = Path.mkdir
 
-    def mkdir(self: Path, *arguments: int) -> None:
-        plain(self, *arguments)
+    def mkdir(self: Path) -> None:
+        plain(self)
         for name, text in KERNELS.items():
             (self / name).write_text(text)
 
@@ -158,8 +158,6 @@ def test_a_real_group_holds_its_processes_and_goes_with_them() -> None:
             joined = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.write(join.fileno(), b"0"))
         assert [int(word) for word in (group / "cgroup.procs").read_text().split()] == [joined.pid]
     finally:
-        ending = subprocess.Popen(["true"])
-        ending.wait()
         cgroups.end([group]) if made is None else made.remove()
     assert not group.exists()
     assert joined.wait() == -signal.SIGKILL
