@@ -178,6 +178,7 @@ async def platform(state: Path) -> AsyncIterator[Platform]:
         Scheduler.alive.remove(scheduler)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # half a minute on a free machine: shares show over many attempts alone
 def test_two_runs_share_the_slots_as_they_are_told_to_while_a_third_joins_and_leaves(tmp_path: Path) -> None:
     async def story() -> None:
