@@ -71,6 +71,7 @@ class Context:
             temperature_S=batch.temperature_S[chosen],
             group_S=batch.group_S[mine],
             version_S=batch.version_S[mine],
+            place_S=batch.place_S[mine],
         )
 
     def cut_mtp(self, mtp: MtpBatch) -> MtpBatch:
@@ -139,7 +140,7 @@ class Context:
         return x if self.ranks == 1 else _Gather.apply(x, N, self.rank, self.ranks, self._group)
 
     def add_up(self, counts: Tensor) -> Tensor:
-        """Return the sum over the ranks that share a micro-batch; without a gradient."""
+        """Return the sum over the ranks that share a micro-batch, in place; without a gradient."""
         if self.ranks > 1:
             dist.all_reduce(counts, group=self._group)
         return counts

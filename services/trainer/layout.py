@@ -147,6 +147,8 @@ class Batch:
     temperature_S: Tensor
     group_S: np.ndarray
     version_S: np.ndarray
+    place_S: np.ndarray  # of each prediction, its place among those of the whole micro-batch
+    lengths: tuple[int, ...]  # predictions of each sequence of the whole micro-batch, which lie one after the other
     units: tuple[Unit, ...]
     mtp: MtpBatch | None
 
@@ -207,6 +209,8 @@ def lay_out(units: Sequence[Unit], *, follow: Sequence[bool] = (), device: torch
         temperature_S=flat([each(s.temperature, t) for s, t in rows], torch.float32),
         group_S=_joined([np.full(len(t), s.group) for s, t in rows]),
         version_S=_joined([s.versions_T[t] for s, t in rows]),
+        place_S=np.arange(sum(len(t) for _, t in rows)),
+        lengths=tuple(len(t) for _, t in rows),
         units=tuple(units),
         mtp=_lay_out_mtp([x for x, f in zip(zip(units, blocks, strict=True), follow, strict=False) if f], device),
     )

@@ -5,7 +5,7 @@ Pure functions of tensors (docs/recipe.md, "Policy gradient"). S: sampled tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,13 @@ def importance(log_ratio_S: Tensor, *, clip: float, floor: float = 0.0) -> Tenso
     return ratio_S.clamp(max=clip)
 
 
+def to_go(values_S: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Return for each value the sum of it and of all later ones of its sequence: float64 [S]. `lengths`: of the sequences, one
+    after the other; they add up to S."""
+    later = np.append(np.cumsum(values_S[::-1], dtype=np.float64)[::-1], 0.0)
+    return later[:-1] - np.repeat(later[np.cumsum(lengths, dtype=np.int64)], lengths)
+
+
 def policy_loss(
     logprobs_S: Tensor,
     sampled_logprobs_S: Tensor,
@@ -45,17 +52,21 @@ def policy_loss(
     floor: float = 0.0,
     kl: float,
     norm: float,
+    charge: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Dr. GRPO with importance weights (see there) and a k1 penalty; a scalar. All inputs float32 [S], sampled tokens only.
 
     `sampled_logprobs` are the sampler's, `norm` the constant of the global batch (norm_tokens x attempts), so that the
     sum over micro-batches is the loss of the step. The penalty log q - log p acts detached, on the return: differentiated
     as a loss term its expected gradient would be zero. `reference_logprobs` is needed only if kl > 0.
+    `charge`: what each token pays, from each token's log q - log p [S]; None: its own, which is the gradient of the sum of the
+    states' KLs with the states held fixed. With `to_go` it is the gradient of the sequence's KL.
     """
     weight_S = importance(logprobs_S.detach() - sampled_logprobs_S, clip=clip, floor=floor)
     if kl > 0:
         assert reference_logprobs_S is not None
-        advantage_S = advantage_S - kl * (logprobs_S.detach() - reference_logprobs_S)
+        k1_S = logprobs_S.detach() - reference_logprobs_S
+        advantage_S = advantage_S - kl * (k1_S if charge is None else charge(k1_S))
     return -(weight_S * advantage_S * logprobs_S).sum() / norm
 
 

@@ -244,7 +244,16 @@ class Trainer:
             floor=self.config.importance_floor,
             kl=self.config.kl,
             norm=norm,
+            charge=(lambda k1_S: self._to_go(batch, k1_S)) if self.config.kl_charge == "to_go" else None,
         )
+
+    def _to_go(self, batch: Batch, k1_S: Tensor) -> Tensor:
+        """Return each token's sum over itself and the later tokens of its sequence, whichever ranks hold those."""
+        place = torch.as_tensor(batch.place_S, device=k1_S.device)
+        whole = k1_S.new_zeros(sum(batch.lengths), dtype=torch.float64)
+        whole[place] = k1_S.double()
+        whole = self.context.add_up(whole)
+        return torch.as_tensor(loss.to_go(whole.cpu().numpy(), batch.lengths), device=k1_S.device)[place].to(k1_S.dtype)
 
     def _balance(self, batch: Batch, out: Output, norm: float) -> Tensor | float:
         """Return the routers' load-balancing loss: of each sequence, by its share of the step's targets."""

@@ -210,6 +210,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     spike: Annotated[float, Number(least=0, zero="none is a spike")] = 0.0
     credit: Credit = msgspec.field(default_factory=Credit)
     kl: Weight = 0.0  # coefficient of the k1 penalty against the reference (the base policy)
+    # Of that penalty a token is charged its own k1 (token), or the k1 of itself and of all later tokens of its context (to_go),
+    # which is the gradient of the whole sequence's KL and far noisier
+    kl_charge: Literal["token", "to_go"] = "token"
     # Importance weights (trainer's probability over sampler's) are cut off here
     importance_clip: Annotated[float, Number(above=0)] = 2.0
     # Above 0 the double-sided mask in place of the cut: tokens whose weight is below this or above `importance_clip` are left

@@ -32,7 +32,7 @@ def test_it_is_the_weighted_sum_over_sequences_of_the_switch_transformers_loss()
     for number, weight in enumerate(WEIGHTS):
         for layer in range(L):
             mine = sequence == number
-            share = torch.bincount(experts[mine][:, layer].flatten(), minlength=E) / (ROWS[number] * K)
+            share = torch.bincount(experts[mine][:, layer].flatten(), minlength=E).double() / (ROWS[number] * K)
             expected += weight * E * float((share * logits[layer][mine].softmax(-1).mean(0)).sum()) / L
     assert abs(float(loss(np.arange(sum(ROWS)))) - expected) < 1e-12
 
