@@ -1,5 +1,6 @@
 """One rank of phases, as a process: `python ranks_of_a_phase.py JOB...`. A job is PHASE:CONFIG.toml:STEPS and is run after the one
-before it; it is asked to stop after STEPS steps, and 0 lets it finish. A launcher sets RANK and WORLD_SIZE.
+before it; it is asked to stop after STEPS steps, and 0 lets it finish. `{rank}` in a path is the rank's number. A launcher sets
+RANK and WORLD_SIZE.
 
 Says "finished" or "stopped" for each job, or what the phase refused.
 """
@@ -36,9 +37,8 @@ def main() -> None:
         # Rank 0 alone is told to stop: the others must hear of it.
         asked = int(limit) if os.environ["RANK"] == "0" else 0
         try:
-            outcome = run(
-                read(Path(path), phase), phase, screen, lambda screen=screen, asked=asked: 0 < asked <= screen.steps
-            )
+            config = read(Path(path.format(rank=os.environ["RANK"])), phase)
+            outcome = run(config, phase, screen, lambda screen=screen, asked=asked: 0 < asked <= screen.steps)
             say("finished" if outcome.finished else "stopped")
         except BadPhase as error:
             say(error)

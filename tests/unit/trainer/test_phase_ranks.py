@@ -182,11 +182,22 @@ def test_other_layouts_go_on_from_what_one_process_wrote(folder: Path) -> None:
         assert_close(lines(config.out), lines(whole.out), name)
 
 
-def test_ranks_that_do_not_divide_are_refused_by_field_before_anything_is_written(folder: Path) -> None:
+def test_ranks_that_cannot_work_together_say_why_before_anything_is_written(folder: Path) -> None:
     context, expert = (configured(folder, "cpt", f"bad{i}", (0, *of)) for i, of in enumerate([(3, 1), (1, 4)]))
-    for rank in on_ranks(2, ("cpt", context, 0), ("cpt", expert, 0)):
-        assert rank.lines == [
+    for rank in (0, 1):
+        text = TEXTS["cpt"].format(out="told").replace("seed = 3", f"seed = {rank}")
+        told = phase_data.configured(folder, "cpt", text, f"told{rank}.toml")
+    ended = run_ranks(
+        SCRIPT, [f"cpt:{context.out}.toml:0", f"cpt:{expert.out}.toml:0", f"cpt:{told.out}{{rank}}.toml:0"], 2
+    )
+    for rank in ended:
+        assert rank.code == 0, rank.said
+        assert rank.lines[:2] == [
             "machine.context_ranks: found 3 of 2 ranks; allowed: 1, 2",
             "machine.expert_ranks: found 4 of 2 ranks; allowed: 1, 2",
         ]
-    assert not any(Path(f"{config.out}{end}").exists() for config in (context, expert) for end in ("", ".work"))
+        assert rank.lines[2].startswith(
+            "rank 1: the configuration: found something else than rank 0; allowed: the same"
+        )
+    made = [Path(f"{config.out}{end}") for config in (context, expert, told) for end in ("", ".work")]
+    assert not any(path.exists() for path in made)
