@@ -78,7 +78,7 @@ class RuffServer:
             return self._asked(list(texts), time.monotonic() + TIME_S)
 
     def answers(self, asked: Asked) -> list[list[Issue]]:
-        """Return the issues of each text that was asked for. What the caller did meanwhile does not count as ruff's time. Raises
+        """Return the issues of each text that was asked for. The time limit counts the two calls, not the time between them. Raises
         Unavailable."""
         with self._ended_by_trouble():
             return self._answered(asked, time.monotonic() + asked.left_s)

@@ -24,7 +24,7 @@ from shared.sandbox.inside import box, tree
 START_S = 60.0  # a busy machine
 _END_S = 10.0
 _LAYERS = "/layers"
-CODE = "inside"  # the folder beside that of /etc, with our modules of the sandbox
+CODE = "inside"  # our modules of the sandbox: a folder beside that of /etc
 # Of the host's configuration: what the loader, `alternatives` and Java need.
 _CONFIGURATION = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "java-*", "ssl/certs", "mime.types")
 HOME, TMP = "/home/agent", "/tmp"

@@ -100,8 +100,8 @@ def learns_mtp(config: PhaseConfig, shape: ModelConfig, phase: Phase) -> bool:
 def write(
     model: Transformer, tensors: Mapping[str, Tensor], config: PhaseConfig, phase: Phase, folder: Path, **facts: Any
 ) -> None:
-    """Write the checkpoint into a folder: the `tensors` by published name, in bf16, and what lies beside those of the start.
-    `facts` go into its card."""
+    """Write the checkpoint into a folder: `tensors` by published name, in bf16, and copies of the start's other files (tokenizer,
+    chat template). `facts` go into its card."""
     start = Path(config.checkpoint)
     save_checkpoint(model, folder, tensors=tensors)
     for path in sorted(start.iterdir()):

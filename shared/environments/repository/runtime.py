@@ -202,7 +202,8 @@ def _site(folder: Path) -> None:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-    # What pytest imports is compiled once here: nothing can be written inside. Pygments has hundreds of modules that it never does.
+    # Compile the modules that pytest imports, once, here: inside, bytecode cannot be written. pytest never imports the hundreds of
+    # other modules of Pygments.
     import compileall
 
     unused = re.compile(r"pygments/(lexers|styles|formatters)/(?!(__init__|_mapping|diff|python|terminal)\.py)")

@@ -1,4 +1,4 @@
-"""What makes sandboxes quick: short looks at a quiet session, prepared shells, a loop that imports little and compiled."""
+"""Sandboxes open fast: a shell is prepared, and the loop imports few modules. After a script the loop takes a short look."""
 
 from __future__ import annotations
 
