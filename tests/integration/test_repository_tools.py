@@ -17,6 +17,7 @@ from shared.environments.repository.problem import RepositoryLimits
 from shared.environments.repository.workspace import RepositoryWorkspace
 from tests.contract.sandboxes import NO_BWRAP
 from tests.laboratory import CALC, FILES, Laboratory, call, called
+from tests.plugins import forget
 
 pytestmark = pytest.mark.skipif(bool(NO_BWRAP), reason=NO_BWRAP)
 
@@ -378,7 +379,7 @@ def test_the_documented_example_is_a_tool_that_works_and_stands_in_the_documenta
     assert f"```python\n{(docs / 'examples' / 'outline.py').read_text()}```" in (docs / "tools.md").read_text()
     monkeypatch.syspath_prepend(docs / "examples")
     monkeypatch.setitem(tools.PLUGINS.own, "outline", "outline:Tool")
-    tools.names.cache_clear()
+    forget("outline")
 
     async def scenario(box: RepositoryWorkspace) -> None:
         assert (await call(box, "outline", path="calc.py")).text == "6: add\n10: scaled"
@@ -387,4 +388,4 @@ def test_the_documented_example_is_a_tool_that_works_and_stands_in_the_documenta
     problem = lab.problem(tools=["outline", "submit"])
     assert lab.environment.objection(problem) is None
     lab.within(scenario, problem)
-    tools.names.cache_clear()
+    forget("outline")

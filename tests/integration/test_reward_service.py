@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from services.reward import grader
-from shared import terms
 from shared.contracts import topics
 from shared.contracts.graded import Graded, verdict_key
 from shared.contracts.messages import (
@@ -28,6 +27,7 @@ from shared.contracts.run import Purpose, Ref, RewardConfig
 from shared.problems import FunctionHidden
 from tests.integration.reward_platform import FUNCTIONS, RIGHT, RUN, SLOW, WRONG, Breakable, case, key_of, platform
 from tests.patience import eventually, patient, quiet
+from tests.plugins import forget
 from tests.ruling import status
 
 POISON = "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)"
@@ -328,9 +328,9 @@ def sick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (about / "entry_points.txt").write_text("[etude.reward_terms]\nsick = sick_terms:sick\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
-    terms.names.cache_clear()
+    forget("sick_terms")
     yield
-    terms.names.cache_clear()
+    forget("sick_terms")
 
 
 @pytest.mark.usefixtures("sick")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from shared.contracts.trajectory import Submission
 from shared.environments import Grading, Places, tools
 from shared.environments.registry import Environments
 from shared.problems.importing import read_lines
+from tests.plugins import forget
 from tests.unit.environments.test_own_environment import EXAMPLE, LINE
 
 OUTLINE = EXAMPLE.with_name("outline.py")
@@ -37,14 +37,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}:{value}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        tools.names.cache_clear()
+        forget("arithmetic", "outline")
         (tmp_path / "sums.jsonl").write_text(json.dumps(LINE) + "\n")
         return tmp_path / "sums.jsonl"
 
     yield installed
-    for name in ("arithmetic", "outline"):
-        sys.modules.pop(name, None)
-    tools.names.cache_clear()
+    forget("arithmetic", "outline")
 
 
 def attempted(problems: Path) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from shared import terms
 from shared.contracts.graded import Finding
 from shared.contracts.trajectory import pack
 from shared.terms import Evidence, Found, Seen
+from tests.plugins import forget
 from tests.unit.reward.conftest import make
 
 # What a package of somebody else's might bring. The pattern backtracks over 2^40 ways.
@@ -67,9 +68,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (about / "entry_points.txt").write_text(f"[etude.reward_terms]\n{points}\n{missing}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
-    terms.names.cache_clear()
+    forget("their_terms")
     yield
-    terms.names.cache_clear()
+    forget("their_terms")
 
 
 @pytest.fixture
