@@ -15,7 +15,7 @@ from infra.servers.place import Place
 from infra.servers.ports import free_ports
 from infra.servers.postgres import Postgres
 from tests.address import Address
-from tests.patience import until
+from tests.patience import patient, until
 
 
 class Pair:
@@ -116,7 +116,7 @@ class MinioPair(Pair):
     def fail_over(self) -> None:
         if process := self.first.process:
             process.send_signal(self.first.stop)
-            psutil.wait_procs([process], timeout=30)
+            psutil.wait_procs([process], timeout=patient(30))
         first, second = (Place(folder / self.name, (), "").data for folder in self.folders)
         first.rename(second)
         self.start_second()

@@ -29,6 +29,7 @@ from shared.bus.sqlite import SqliteBus
 from shared.contracts.codec import Raw
 from shared.contracts.messages import Alert
 from shared.contracts.topics import Topic
+from tests.patience import patient
 from tests.servers import need
 from tests.standstill import stand_still
 
@@ -116,7 +117,7 @@ class World:
                     headers=[(name, NULL if value is None else value) for name, value in headers.items()],
                     partition=part,
                 )
-            await asyncio.to_thread(sent.get, timeout=30)
+            await asyncio.to_thread(sent.get, timeout=patient(30))
         finally:
             await asyncio.to_thread(producer.close)
 

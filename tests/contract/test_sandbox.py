@@ -12,6 +12,7 @@ from shared.problems.values import decode, encode
 from shared.sandbox import CallResult, FunctionRun, Limits, SandboxUnavailable, connect
 from shared.sandbox.pool import FunctionPool
 from tests.contract.sandboxes import FUNCTIONS, OfFunctions, every
+from tests.patience import patient
 
 
 @pytest.fixture(scope="module", params=every(FUNCTIONS))
@@ -188,7 +189,7 @@ def test_a_forked_process_gets_sandboxes_of_its_own(functions: FunctionPool) -> 
     answer: multiprocessing.Queue[list[CallResult]] = context.Queue()  # type: ignore[assignment]
     process = context.Process(target=_in_another_process, args=(functions, answer))
     process.start()
-    assert answer.get(timeout=60) == [CallResult("2")]
+    assert answer.get(timeout=patient(60)) == [CallResult("2")]
     process.join()
     assert call(functions, "def f(): return 1", []) == [CallResult("1")]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.console import access as a
 from services.console import keys
 from services.console.config import ConsoleSettings
+from tests.patience import patient
 
 ALICE, VICTOR = a.Person("alice", a.Role.operator), a.Person("victor", a.Role.viewer)
 TOKENS = a.Tokens({ALICE: "x" * 20, VICTOR: "y" * 20})
@@ -165,6 +166,8 @@ def test_no_token_is_printed_by_check_or_by_an_error(tmp_path):
     }
     for arguments in (["--check"], []):  # the second start fails: two people have one token
         command = [sys.executable, "-m", "services.console", *arguments]
-        done = subprocess.run(command, env={**os.environ, **people}, capture_output=True, text=True, timeout=140)
+        done = subprocess.run(
+            command, env={**os.environ, **people}, capture_output=True, text=True, timeout=patient(140)
+        )
         assert done.returncode == (0 if arguments else 1)
         assert secret not in done.stdout + done.stderr

@@ -204,12 +204,12 @@ def test_the_console_runs_as_a_process_says_what_it_waits_on_and_drains(world, t
                 time.sleep(0.1)
                 if file.exists():
                     url = json.loads(file.read_text() or "{}").get("url")
-                    page = urlopen(url, timeout=10).read().decode() if url else ""
+                    page = urlopen(url, timeout=patient(10)).read().decode() if url else ""
             assert RUN in page
             assert "trainer-x" in page
             assert "silent" in page
             assert "rollout-replaced" not in page
-            with urlopen(f"{url}/readyz", timeout=10) as answer:
+            with urlopen(f"{url}/readyz", timeout=patient(10)) as answer:
                 assert json.load(answer)["ready"]
         finally:
             process.send_signal(signal.SIGTERM)

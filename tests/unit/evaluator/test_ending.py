@@ -9,6 +9,7 @@ import pytest
 
 from services.evaluator.config import EvaluatorSettings
 from services.evaluator.service import Evaluator
+from tests.patience import patient
 
 
 @pytest.mark.parametrize("ticks", range(6))
@@ -24,7 +25,7 @@ def test_a_cancellation_that_meets_news_is_not_forgotten(ticks: int, tmp_path) -
         for _ in range(ticks):
             await asyncio.sleep(0)
         driving.cancel()
-        done, _ = await asyncio.wait([driving], timeout=5)
+        done, _ = await asyncio.wait([driving], timeout=patient(5))
         assert done
         assert driving.cancelled()
 

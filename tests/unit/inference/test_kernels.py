@@ -19,6 +19,7 @@ from services.inference.kernels.matmul import ADD, AT_ONCE_K, AT_ONCE_M, COLUMNS
 from services.inference.kernels.vectors import WIDTH
 from services.inference.sampler import propose, sample
 from shared.model import ModelConfig, Transformer
+from tests.patience import patient
 from tests.unit.inference.test_engine_equals_model import QWEN3, QWEN3_MOE
 
 EDGES = [1, 2, 3, 4, 5, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, AT_ONCE_M - 1, AT_ONCE_M + ROWS + 1]
@@ -80,7 +81,7 @@ def test_the_same_holds_on_a_processor_of_narrower_vectors(tmp_path):
         pytest.skip("this one has no wider ones")
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     told = subprocess.run(
-        [sys.executable, "-c", NARROWER], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", NARROWER], env=environment, capture_output=True, text=True, timeout=patient(240)
     )
     assert told.returncode == 0, told.stdout[-3000:] + told.stderr[-2000:]
 

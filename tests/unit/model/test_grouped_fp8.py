@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.patience import patient
+
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -20,7 +22,12 @@ def test_the_kernel_computes_what_the_emulation_computes_and_so_do_its_gradients
     environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(script.parents[3]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(script), device], env=environment, capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, str(script), device],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(250),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["equal"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests import missing
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 LONELY = """
@@ -34,7 +35,7 @@ def test_a_run_without_servers_says_which_and_the_command(tmp_path: Path) -> Non
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("ETUDE_", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n1", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(tmp_path)],
-        cwd=tmp_path, env={**unset, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=280,
+        cwd=tmp_path, env={**unset, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=patient(280),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 ROOT = Path(__file__).parents[3]
 FLAKY = """
 from pathlib import Path
@@ -41,7 +43,7 @@ def run(folder: Path, workers: int = 1, **files: str) -> tuple[int, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.run", "-n", str(workers)],
-        cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
+        cwd=folder, env={**inherited, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=patient(240),
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

@@ -13,6 +13,7 @@ import pytest
 from etude import room
 from infra import setup
 from shared import memory
+from tests.patience import patient
 
 
 @pytest.mark.parametrize("version", setup.SUPPORTED)
@@ -42,7 +43,7 @@ def test_another_python_lets_uv_find_one_that_does(version):
 def test_what_downloads_or_writes_does_neither_when_it_is_asked_for_help(module, tmp_path):
     command = [sys.executable, "-m", f"infra.{module}", "--help"]
     alone = {**os.environ, "PYTHONPATH": str(setup.ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: ")
     assert not list(tmp_path.iterdir())
@@ -169,7 +170,7 @@ def test_an_old_python_is_told_which_one_is_needed(path, tmp_path):
         "runpy.run_path(sys.argv[1], run_name='__main__')"
     )
     command = [sys.executable, "-c", as_old, str(setup.ROOT / path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 1
     assert f"found Python 3.7.16; needed: {FIRST[path]} or newer" in done.stderr
     assert "Traceback" not in done.stderr

@@ -43,6 +43,7 @@ from shared.contracts.run import Ref, Sampling
 from shared.contracts.tracing import TRACE_HEADER, trace_id
 from shared.settings import Told
 from shared.telemetry_otel import Tracing
+from tests.patience import patient
 
 RUN, REF = "r-test", Ref(key="k", size=1, checksum="0" * 32)
 
@@ -326,7 +327,7 @@ def test_a_collector_that_hangs_costs_the_spans_that_do_not_fit_and_nothing_wait
     batches = export.Batches(collector, room=10, batch=4, every_s=60.0)
     for _ in range(4):
         batches.on_end(some_span())
-    assert collector.asked.acquire(timeout=10)  # the first four hang now
+    assert collector.asked.acquire(timeout=patient(10))  # the first four hang now
     for _ in range(25):
         batches.on_end(some_span())
     assert since() == {"dropped": 15}
@@ -342,10 +343,10 @@ def test_an_outage_of_the_collector_is_one_line_and_its_end_another(since: Calla
         batches = export.Batches(collector, room=10, batch=1, every_s=60.0)
         for _ in range(3):
             batches.on_end(some_span())
-            assert collector.asked.acquire(timeout=10)
+            assert collector.asked.acquire(timeout=patient(10))
         collector.there.set()
         batches.on_end(some_span())
-        assert collector.asked.acquire(timeout=10)
+        assert collector.asked.acquire(timeout=patient(10))
         batches.shutdown()
     assert [line["event"] for line in lines] == ["traces_not_delivered", "traces_delivered_again"]
     assert sum(since().values()) == 4
