@@ -1,6 +1,7 @@
 """A worker process that opens sandboxes and is killed: `python -m tests.integration.sandbox_worker ADAPTER STATE COUNT MARK`.
 
-In each sandbox a daemon, a program and a file are left. It prints `ready` and waits.
+In each sandbox a daemon, a program and a file are left. It prints `ready` and waits. On its standard error it says what went wrong:
+what a script gave that failed, for which it ends before it is ready, and why a sandbox has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from shared.sandbox.contract import Base, Capability, Limits, Sandboxes
+from shared.sandbox import SandboxUnavailable
+from shared.sandbox.contract import Base, Capability, Cause, Limits, Program, Sandbox, Sandboxes
 from tests.integration.naive_sandbox import NaiveSandboxes
 from tests.integration.sandbox_attacks import ADAPTERS
 
@@ -26,21 +29,44 @@ def adapter(name: str, state: Path) -> Sandboxes:
     return ADAPTERS[name].make(state)
 
 
-async def occupy(sandboxes: Sandboxes, mark: str) -> None:
+async def occupy(sandboxes: Sandboxes, mark: str) -> tuple[Sandbox, Program]:
     sandbox = await sandboxes.open(Base(), LIMITS)
-    await sandbox.spawn(["/bin/sleep", mark])
+    program = await sandbox.spawn(["/bin/sleep", mark])
     session = await sandbox.session()
-    await session.run(f"echo x > file; env -i setsid -f /bin/sleep {mark} >/dev/null 2>&1 </dev/null", time_s=60.0)
+    script = f"echo x > file; env -i setsid -f /bin/sleep {mark} >/dev/null 2>&1 </dev/null"
+    result = await session.run(script, time_s=60.0)
+    if result.exit_code != 0 or result.cause is not Cause.exited:
+        raise RuntimeError(f"a daemon was not left: {result}")
     if Capability.snapshot in sandboxes.capabilities:
         await sandbox.snapshot()
+    return sandbox, program
+
+
+async def tell_ends(occupied: Sequence[tuple[Sandbox, Program]]) -> None:
+    """Say which programs have ended, and whether their sandboxes have: nothing here ends them."""
+    told = set[int]()
+    while True:
+        await asyncio.sleep(0.5)
+        for number, (sandbox, program) in enumerate(occupied):
+            if not program.alive and number not in told:
+                told.add(number)
+                try:
+                    await sandbox.session()
+                    why = "its sandbox lives"
+                except SandboxUnavailable as error:
+                    why = f"its sandbox does not live: {error}"
+                print(f"the program of sandbox {number} has ended; {why}", file=sys.stderr, flush=True)
 
 
 async def main(name: str, state: str, count: str, mark: str) -> None:
     sandboxes = adapter(name, Path(state))
+    occupied: list[tuple[Sandbox, Program]] = []
     for begin in range(0, int(count), AT_ONCE):
-        await asyncio.gather(*(occupy(sandboxes, mark) for _ in range(begin, min(begin + AT_ONCE, int(count)))))
+        several = (occupy(sandboxes, mark) for _ in range(begin, min(begin + AT_ONCE, int(count))))
+        occupied += await asyncio.gather(*several)
     print("ready", flush=True)
-    await asyncio.sleep(600)
+    async with asyncio.timeout(600):
+        await tell_ends(occupied)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,9 +76,31 @@ def sleepers(mark: str) -> set[int]:
     return found
 
 
+def wait_for_sleepers(process: subprocess.Popen[str], mark: str, sandboxes: int) -> None:
+    """Wait for a daemon and a program in each sandbox. Raises TimeoutError, which says what there was instead."""
+    try:
+        until(lambda: len(sleepers(mark)) == 2 * sandboxes, "all sleepers")
+    except TimeoutError as error:
+        worker = "lives" if process.poll() is None else f"ended with {process.returncode}"
+        raise TimeoutError(f"{error}; the worker {worker}; found {found_asleep(mark)} of {sandboxes} each") from None
+
+
+def found_asleep(mark: str) -> str:
+    """Return how many daemons and programs there are, and which users have not one of each."""
+    daemons, programs = Counter[int](), Counter[int]()
+    for pid in sleepers(mark):
+        with contextlib.suppress(OSError):
+            (daemons if os.getsid(pid) == pid else programs)[user_of(pid)] += 1  # `setsid` makes a session of its own
+    users = sorted(daemons.keys() | programs.keys())
+    uneven = [f"user {user} has {daemons[user]} and {programs[user]}" for user in users]
+    uneven = [text for text in uneven if not text.endswith(" has 1 and 1")]
+    counts = f"{daemons.total()} daemons and {programs.total()} programs of {len(users)} users"
+    return f"{counts} ({', '.join(uneven) or 'one of each for every user'})"
+
+
 def test_the_naive_sandbox_leaves_everything(state: Path, mark: str) -> None:
-    with worker("naive", state, 2, mark):
-        until(lambda: len(sleepers(mark)) == 4, "all sleepers")
+    with worker("naive", state, 2, mark) as process:
+        wait_for_sleepers(process, mark, 2)
     asyncio.run(reaped(adapter("naive", state)))
     assert not within(lambda: not sleepers(mark), 1.0, "sandboxes end although their worker lives")
     assert len(list(state.iterdir())) == 2
@@ -86,8 +109,8 @@ def test_the_naive_sandbox_leaves_everything(state: Path, mark: str) -> None:
 @pytest.mark.parametrize("name", adapters())
 def test_nothing_is_left_of_a_killed_worker(name: str, state: Path, mark: str) -> None:
     kept = asyncio.run(used_once(adapter(name, state), state))
-    with worker(name, state, SANDBOXES, mark):
-        until(lambda: len(sleepers(mark)) == 2 * SANDBOXES, "all sleepers")
+    with worker(name, state, SANDBOXES, mark) as process:
+        wait_for_sleepers(process, mark, SANDBOXES)
         users = {user_of(pid) for pid in sleepers(mark)} - {os.geteuid()}
         groups = {group for pid in sleepers(mark) for group in cgroups_of(pid)}
     sandboxes = adapter(name, state)
