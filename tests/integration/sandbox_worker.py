@@ -46,7 +46,7 @@ async def tell_ends(occupied: Sequence[tuple[Sandbox, Program]]) -> None:
     """Say which programs have ended, and whether their sandboxes have: nothing here ends them."""
     told = set[int]()
     while True:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
         for number, (sandbox, program) in enumerate(occupied):
             if not program.alive and number not in told:
                 told.add(number)

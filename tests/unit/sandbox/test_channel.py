@@ -3,52 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
-import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from shared.sandbox import SandboxUnavailable
 from shared.sandbox.channel import Channel
 from shared.sandbox.inside import frames
+from tests.patience import still
 
 WAIT_S = 0.5
 
 
-def answer(theirs: socket.socket, late_s: float) -> None:
-    """Answer each request of one byte stream, `late_s` after it has come."""
-    splitter = frames.Splitter()
-    while data := theirs.recv(1 << 16):
-        for _, number, _ in splitter.feed(data):
-            time.sleep(late_s)
-            with contextlib.suppress(BrokenPipeError):  # given up
-                theirs.sendall(frames.message(frames.ANSWER, number, {"late": late_s}))
+class Loop:
+    """The other end: it answers a request when it may, and says when it has."""
+
+    def __init__(self, theirs: socket.socket) -> None:
+        self.may, self.asked, self.answered = threading.Event(), threading.Event(), threading.Event()
+        self._theirs = theirs
+
+    def serve(self) -> None:
+        for _, number, _ in frames.Splitter().feed(self._theirs.recv(1 << 16)):
+            self.asked.set()
+            self.may.wait()
+            with suppress(ConnectionError):  # nobody waits any more
+                self._theirs.sendall(frames.message(frames.ANSWER, number, {"whole": 1}))
+            self.answered.set()
+
+    def answers_while_this_process_stands_still(self) -> None:
+        """Called by the event loop, which can do nothing meanwhile."""
+        self.asked.wait()
+        self.may.set()
+        self.answered.wait()
+        still(2 * WAIT_S, "a deadline that passes while this process stands still ends the sandbox")
 
 
-async def asked(late_s: float, stands_still_s: float) -> dict[str, Any]:
-    """Ask a loop that answers late, in a process that stands still when it has asked, as one that is stopped does."""
+@contextmanager
+def other_end() -> Iterator[tuple[socket.socket, Loop]]:
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=answer, args=(theirs, late_s))
+    loop = Loop(theirs)
+    thread = threading.Thread(target=loop.serve)
     thread.start()
-    channel = Channel(*await asyncio.open_unix_connection(sock=ours))
     try:
-        asyncio.get_running_loop().call_later(0.05, time.sleep, stands_still_s)
-        head, _ = await channel.ask({"do": "held"}, wait_s=WAIT_S)
-        return head
+        yield ours, loop
     finally:
-        await channel.close()
-        await asyncio.to_thread(thread.join)
+        loop.may.set()
+        thread.join()
         theirs.close()
 
 
-@pytest.mark.parametrize("late_s", [0.1, 0.9])
-def test_a_process_that_stood_still_takes_the_answer_that_came_meanwhile(late_s: float) -> None:
-    assert asyncio.run(asked(late_s, stands_still_s=2 * WAIT_S)) == {"late": late_s}
+def test_a_process_that_stood_still_takes_the_answer_that_came_meanwhile() -> None:
+    async def scenario(ours: socket.socket, loop: Loop) -> None:
+        channel = Channel(*await asyncio.open_unix_connection(sock=ours))
+        try:
+            asyncio.get_running_loop().call_later(0.05, loop.answers_while_this_process_stands_still)
+            assert (await channel.ask({"do": "held"}, wait_s=WAIT_S))[0] == {"whole": 1}
+        finally:
+            await channel.close()
+
+    with other_end() as (ours, loop):
+        asyncio.run(scenario(ours, loop))
 
 
 def test_a_loop_that_does_not_answer_in_time_has_ended() -> None:
-    with pytest.raises(SandboxUnavailable, match="no answer to 'held' within"):
-        asyncio.run(asked(3 * WAIT_S, stands_still_s=0.0))
+    async def scenario(ours: socket.socket) -> None:
+        channel = Channel(*await asyncio.open_unix_connection(sock=ours))
+        try:
+            with pytest.raises(SandboxUnavailable, match="no answer to 'held' within"):
+                await channel.ask({"do": "held"}, wait_s=WAIT_S)
+        finally:
+            await channel.close()
+
+    with other_end() as (ours, _):
+        asyncio.run(scenario(ours))
