@@ -24,12 +24,19 @@ Grade = Callable[[Sequence[Grading]], Awaitable[list[Verdict | Ungradable]]]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A problem to admit. `oracle`: its solution; None: none is known. `cheats`: name -> a submission that solves nothing."""
+    """A problem to admit. `oracle`: its solution; None: none is known. `cheats`: name -> a submission that solves nothing.
+    `no_op`: what is submitted by an agent that does nothing."""
 
     problem: Any
     hidden: Any
     oracle: Submission | None
     cheats: Mapping[str, Submission] = field(default_factory=dict)
+    no_op: Submission = field(default_factory=Submission)
+
+
+Parts = Callable[
+    [Any, Any], Mapping[str, Candidate]
+]  # problem, hidden -> the name of each part, and what to admit for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +73,51 @@ async def admitted(
     environment: Environment[Any, Any],
     pairs: Sequence[tuple[Any, Any]],
     objection: Callable[[Any, Any], str | None] | None = None,
+    parts: Parts | None = None,
+    grade: Grade | None = None,
 ) -> list[Outcome]:
     """Return one outcome for each problem, in order. `objection`: says of a problem and its hidden part why they cannot be
-    graded, or None; left out: `environment.objection` alone is asked. A problem that the environment objects to is not graded.
-    A problem that makes the environment fail is refused with the error; the others go on. Raises SandboxUnavailable and
-    OSError: they say something of the machine, not of a problem."""
-    found = [_candidate(environment, problem, hidden, objection) for problem, hidden in pairs]
-    outcomes = iter(await admit([one for one in found if isinstance(one, Candidate)], environment.grade))
-    return [next(outcomes) if isinstance(one, Candidate) else one for one in found]
+    graded, or None; left out: `environment.objection` alone is asked. `parts`: splits a problem into parts that each earn
+    something; every part must be admitted. Left out: a problem has one part, with the environment's oracle and cheats. `grade`:
+    grades the parts; left out: `environment.grade`. A problem that the environment objects to is not graded. A problem that makes
+    the environment fail is refused with the error; the others go on. Raises SandboxUnavailable and OSError: they say something
+    of the machine, not of a problem."""
+
+    def whole(problem: Any, hidden: Any) -> Mapping[str, Candidate]:
+        return {
+            "": Candidate(problem, hidden, environment.oracle(problem, hidden), environment.cheats(problem, hidden))
+        }
+
+    found = [_parts(environment, problem, hidden, objection, parts or whole) for problem, hidden in pairs]
+    candidates = [one for some in found if not isinstance(some, Outcome) for one in some.values()]
+    outcomes = iter(await admit(candidates, grade or environment.grade))
+    return [
+        some if isinstance(some, Outcome) else _joined(problem, hidden, {name: next(outcomes) for name in some})
+        for (problem, hidden), some in zip(pairs, found, strict=True)
+    ]
 
 
-def _candidate(
-    environment: Environment[Any, Any], problem: Any, hidden: Any, objection: Callable[[Any, Any], str | None] | None
-) -> Candidate | Outcome:
+def _joined(problem: Any, hidden: Any, outcomes: Mapping[str, Outcome]) -> Outcome:
+    """Return the outcome of a problem: the first refusal of its parts, under the name of the part."""
+    for name, one in outcomes.items():
+        if one.reason:
+            reason = f"{name}: {one.reason}" if name else one.reason
+            return Outcome(problem, hidden, reason, refused_by=one.refused_by)
+    return Outcome(problem, hidden, proven=all(one.proven for one in outcomes.values()))
+
+
+def _parts(
+    environment: Environment[Any, Any],
+    problem: Any,
+    hidden: Any,
+    objection: Callable[[Any, Any], str | None] | None,
+    parts: Parts,
+) -> Mapping[str, Candidate] | Outcome:
     """Return what to grade, or the refusal of a problem that cannot be."""
     try:
         if why := environment.objection(problem) or (objection and objection(problem, hidden)):
             return Outcome(problem, hidden, why)
-        return Candidate(problem, hidden, environment.oracle(problem, hidden), environment.cheats(problem, hidden))
+        return parts(problem, hidden)
     except OF_THE_MACHINE:
         raise
     except Exception as error:
@@ -95,7 +129,7 @@ def _oracles(candidate: Candidate, repeats: int) -> list[_Trial]:
 
 
 def _no_ops(candidate: Candidate, repeats: int) -> list[_Trial]:
-    return [_Trial("no-op", Submission())] * repeats
+    return [_Trial("no-op", candidate.no_op)] * repeats
 
 
 def _cheats(candidate: Candidate, repeats: int) -> list[_Trial]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from shared.contracts.messages import Verdict, earned_by_step
 from shared.contracts.run import Credit, RewardConfig, Sampling
 from shared.contracts.trajectory import Change, pack, unpack
 from shared.environments import Call, Grading, Workspace
+from shared.environments.repository import RepositoryEnvironment, cheats
 from shared.environments.repository.trees import File
 from shared.environments.steps import StepsEnvironment
 from shared.environments.steps.problem import StepsHidden, StepsProblem, StepTests, Then
@@ -215,23 +217,66 @@ def test_a_gate_shuts_what_follows_and_the_last_step_may_earn_all() -> None:
     assert missed.notes == ["step 1: 1 of 1 tests passed", "step 2: not reached"]
 
 
-def test_admission_grades_every_steps_solution_and_its_cheats(tmp_path: Path) -> None:
+def test_admission_grades_every_steps_solution_and_its_cheats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment, problem = laboratory(tmp_path)
     assert environment.given(problem, ["note.txt", "calc.py", "x"]) == {"note.txt": "1000\n", "calc.py": CALC}
-    assert sorted(environment.cheats(problem, hidden()))[:2] == [
-        "conftest passes all in step 1",
-        "conftest passes all in step 2",
-    ]
+    work = environment.cheats(problem, hidden())["source exits in step 2"]
+    assert (work.steps[0], work.steps[-1]) == (hidden().steps[0].solution, work.changes)
+    begun = work.changes["calc.py"].text or ""
+    assert begun.startswith(SOLUTION["calc.py"].text or "-")  # the trick is put behind what step 1 left
+    assert work.changes["note.txt"] == problem.then[0].files["note.txt"]
 
-    def fewer(problem: Any, hidden: Any) -> dict[str, Any]:
-        return {name: work for name, work in all_cheats(problem, hidden).items() if name == "source exits in step 2"}
-
-    all_cheats, environment.cheats = environment.cheats, fewer  # type: ignore[method-assign]
+    usual = cheats.cheats
+    monkeypatch.setattr(cheats, "cheats", lambda *given: {"source exits": usual(*given)["source exits"]})
     (outcome,) = asyncio.run(environment.admit([(problem, hidden())]))
     assert (outcome.reason, outcome.proven) == ("", True)
     short = StepsHidden(id="calc", steps=hidden().steps[:1])
     (outcome,) = asyncio.run(environment.admit([(problem, short)]))
     assert outcome.reason == "field 'hidden.steps': found 1; allowed: one for each of the 2 steps"
+
+
+def test_a_step_that_the_one_before_has_solved_is_refused(tmp_path: Path) -> None:
+    """Its share would be paid for nothing, although the whole problem is not solved by doing nothing."""
+    environment, problem = laboratory(tmp_path)
+    both = hidden()
+    second = msgspec.structs.replace(both.steps[0], solution=both.steps[1].solution)
+    (outcome,) = asyncio.run(environment.admit([(problem, StepsHidden(id="calc", steps=[both.steps[0], second]))]))
+    assert outcome.reason.startswith("step 2: no-op: the tree as given passes every test: 1 of 1 tests passed")
+    assert outcome.refused_by == "no-op"
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (hidden(), "step 1: cheat 'conftest passes all'"),
+        (hidden(gate=True), "step 1: cheat 'conftest passes all'"),
+        (
+            hidden(reward="final", gate=True),
+            "step 1: cheat 'conftest passes all'",
+        ),  # earns nothing, and opens what does
+        (hidden(reward="final"), ""),  # neither
+    ],
+)
+def test_a_cheat_of_one_step_is_refused_where_the_step_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: StepsHidden, reason: str
+) -> None:
+    environment, problem = laboratory(tmp_path)
+
+    async def fooled(self: object, items: list[Grading]) -> list[Verdict]:
+        """A grader that a conftest.py convinces, in the tests of step 1."""
+        solved = [
+            item.submission.changes == item.hidden.solution
+            or (
+                "conftest.py" in item.submission.changes and item.hidden.fail_to_pass == ["tests/test_add.py::test_add"]
+            )
+            for item in items
+        ]
+        return [Verdict(solved=one, passed=int(one), total=1) for one in solved]
+
+    monkeypatch.setattr(RepositoryEnvironment, "grade", fooled)
+    (outcome,) = asyncio.run(environment.admit([(problem, work)]))
+    assert outcome.reason.startswith(reason)
+    assert bool(outcome.reason) == bool(reason)
 
 
 def test_a_field_that_nobody_knows_is_refused_in_a_step_too(tmp_path: Path, lines: Path) -> None:

@@ -14,6 +14,7 @@ from shared.contracts.messages import Verdict
 from shared.contracts.run import Sampling
 from shared.contracts.trajectory import Change, Submission
 from shared.environments import Brief, Grading, Outcome, Ungradable, Workspace
+from shared.environments.admission import Candidate, admitted
 from shared.environments.repository import RepositoryEnvironment, cheats, checks
 from shared.environments.repository.problem import RepositoryHidden, RepositoryProblem
 from shared.environments.repository.workspace import RepositoryWorkspace
@@ -72,8 +73,13 @@ class StepsEnvironment(RepositoryEnvironment):
         answers = iter(await super().grade(single) if single else [])
         return [together(item.hidden, [next(answers) for _ in steps_of(item)]) for item in items]
 
-    async def _explained(self, outcome: Outcome) -> Outcome:
-        return outcome  # the verdict's error names the step
+    async def admit(self, pairs: Sequence[tuple[Any, Any]]) -> list[Outcome]:
+        """Admit every step that counts as a problem of its own: a cheat that solves one step earns its share of the reward."""
+
+        def parts(problem: Any, hidden: Any) -> dict[str, Candidate]:
+            return {f"step {step + 1}": one for step, one in self._steps(problem, hidden).items()}
+
+        return await admitted(self, pairs, self._objected, parts, super().grade)
 
     def oracle(self, problem: RepositoryProblem, hidden: Any) -> Submission | None:
         if not all(step.solution for step in hidden.steps):
@@ -81,14 +87,36 @@ class StepsEnvironment(RepositoryEnvironment):
         return Submission(changes=hidden.steps[-1].solution, steps=[step.solution for step in hidden.steps])
 
     def cheats(self, problem: RepositoryProblem, hidden: Any) -> Mapping[str, Submission]:
-        """Each step's own cheats, on top of the solutions of the steps before: none may solve its step."""
-        found: dict[str, Submission] = {}
-        for step in range(len(hidden.steps)):
+        """Return the cheats of every step that counts, each after the solutions of the steps before."""
+        return {
+            f"{name} in step {step + 1}": Submission(
+                changes=work.changes, steps=[*(one.solution for one in hidden.steps[:step]), work.changes]
+            )
+            for step, part in self._steps(problem, hidden).items()
+            for name, work in part.cheats.items()
+        }
+
+    def _steps(self, problem: RepositoryProblem, hidden: Any) -> dict[int, Candidate]:
+        """Return the steps (0 is the first) that earn something or are gates, each as a problem of kind `repository`. Doing nothing
+        leaves what the step begins with where those before are solved: their solution and the files that are put into the tree.
+        What the commands of `setup` make is not known before they run."""
+        assert isinstance(problem, StepsProblem)
+        proven = all(step.solution for step in hidden.steps)
+        found: dict[int, Candidate] = {}
+        for step, tests in enumerate(hidden.steps):
+            if not (hidden.shares()[step] or tests.gate):
+                continue
+            begun = _begun(problem, hidden, step)
             single = hidden.of(step)
-            for name, cheat in cheats.cheats(single, self.given(problem, cheats.sources(single))).items():
-                before = [one.solution for one in hidden.steps[:step]]
-                changes = {**(before[-1] if before else {}), **cheat.changes}
-                found[f"{name} in step {step + 1}"] = Submission(changes=changes, steps=[*before, changes])
+            paths = cheats.sources(single)
+            texts = {**self.given(problem, paths), **{path: begun[path].text for path in paths if path in begun}}
+            given = {path: text for path, text in texts.items() if text is not None}
+            tricks = {
+                name: Submission(changes={**begun, **work.changes})
+                for name, work in cheats.cheats(single, given).items()
+            }
+            oracle = Submission(changes=tests.solution) if proven else None
+            found[step] = Candidate(problem, single, oracle, tricks, Submission(changes=begun))
         return found
 
     def _objected(self, problem: RepositoryProblem, hidden: RepositoryHidden) -> str | None:
@@ -100,6 +128,14 @@ class StepsEnvironment(RepositoryEnvironment):
             if wrong := super()._objected(problem, steps.of(number)):
                 return wrong.replace("'hidden.", f"'hidden.steps[{number}].")
         return None
+
+
+def _begun(problem: StepsProblem, hidden: StepsHidden, step: int) -> dict[str, Change]:
+    """Return how the tree that a step (0 is the first) begins with differs from the problem's own tree."""
+    if step == 0:
+        return {}
+    earlier = {path: file for one in problem.then[: step - 1] for path, file in one.files.items()}
+    return {**earlier, **hidden.steps[step - 1].solution, **problem.then[step - 1].files}
 
 
 def steps_of(item: Grading) -> list[dict[str, Change]]:

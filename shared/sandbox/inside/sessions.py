@@ -148,12 +148,12 @@ class Session(Cell):
         return self._full(sum(table[pid].threads for pid in pids))
 
     def _own_crowd(self, earlier: set[tuple[int, int]]) -> bool:
-        """Return whether the script's processes fill the session: those below the shell and the orphans, without the processes of
-        `earlier` and what descends from them. An orphan's script is not known: where processes of before have forked by
-        themselves, orphans count as theirs."""
+        """Return whether the script's processes and the shell fill the session: those below the shell and the orphans, without the
+        processes of `earlier` and what descends from them. An orphan's script is not known: where processes of before have
+        forked by themselves, orphans count as theirs."""
         table = tree.read_below(self.pid)
         shell_pid = self._shell(table)
-        own = tree.below(table, shell_pid if self._restless else self.pid, earlier) - {shell_pid}
+        own = tree.below(table, shell_pid if self._restless else self.pid, earlier) | ({shell_pid} & table.keys())
         return self._full(sum(table[pid].threads for pid in own))
 
     def _full(self, threads: int) -> bool:

@@ -94,6 +94,18 @@ def test_a_script_is_blamed_for_its_own_crowd_orphans_too(seen: Seen) -> None:
     assert (script.phase, script.cause, script.code) == ("hard", "process_limit", None)
 
 
+@pytest.mark.parametrize("parent", [KEEPER, SHELL])
+def test_a_script_is_blamed_for_a_crowd_that_is_only_just_one(seen: Seen, parent: int) -> None:
+    """The look that finds the session full counts the shell, and so does the look for whose processes fill it."""
+    told: list[dict[str, Any]] = []
+    one = session(told)
+    script = run(one, 1)
+    full = int(LIMIT * sessions._CROWDED)
+    seen.table = {**ALONE, **{100 + number: process(parent) for number in range(full - 1)}}
+    end(one, script)
+    assert (script.phase, script.cause, script.code) == ("hard", "process_limit", None)
+
+
 def test_a_script_is_not_blamed_for_what_a_process_of_before_has_forked_since(seen: Seen) -> None:
     told: list[dict[str, Any]] = []
     one = session(told)
