@@ -14,7 +14,6 @@ from shared.contracts.messages import Verdict
 from shared.environments import Grading, Ungradable
 from shared.environments.answering import require_one_each
 from shared.environments.registry import Environments
-from shared.sandbox import SandboxUnavailable
 
 log = structlog.get_logger()
 
@@ -42,9 +41,10 @@ def graded_together(environments: Environments, kind: str, gradings: Sequence[Gr
 
 
 def _unavailable(environments: Environments, kind: str) -> str | None:
-    """Return why no sandbox of the kind works here although one of functions does. None: one works."""
+    """Return why no sandbox of the kind works here although one of functions does. None: one works. An environment of another
+    package may raise anything."""
     try:
         asyncio.run(environments.check(kind))
-    except SandboxUnavailable as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

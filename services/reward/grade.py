@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -19,11 +20,13 @@ from services.reward.term_workers import TermWorkers
 from shared import terms
 from shared.contracts.graded import Graded
 from shared.contracts.messages import Verdict
-from shared.contracts.trajectory import Trajectory, unpack
-from shared.environments import Brief, Grading, InfrastructureError
+from shared.contracts.trajectory import Submission, Trajectory, unpack
+from shared.environments import Brief, Environment, Grading, InfrastructureError
 from shared.environments.registry import Environments
 from shared.objects import ObjectDamaged, ObjectMissing, Objects
 from shared.problems.pack import PackError
+from shared.problems.schema import Problem
+from shared.sandbox import SandboxUnavailable
 from shared.terms import Seen
 
 
@@ -132,8 +135,7 @@ class Grader:
         packed, trajectory = self._trajectory(item)
         environment = self._environments.of(problem)
         submission = trajectory.submission
-        given = environment.given(problem, [*submission.files, *submission.changes])
-        brief = environment.brief(problem)
+        given, brief = _told(environment, problem, submission)
         if self._workers is None:
             behaviour = observed(Seen(trajectory, given), computed())
         else:
@@ -141,6 +143,20 @@ class Grader:
             behaviour = self._workers.look(look_of(packed, given, brief, folder, why, problem.task))
         question = Question(problem.task or task_of(brief), given, Seen(trajectory, given).after)
         return _Prepared(item, problem.kind, Grading(problem, hidden, submission), behaviour, question)
+
+
+def _told(
+    environment: Environment[Any, Any], problem: Problem, submission: Submission
+) -> tuple[Mapping[str, str], Brief]:
+    """Return the submitted files as they were given, and what the agent was told. Raises InfrastructureError where the environment,
+    which may come from another package, breaks: that concerns this attempt alone."""
+    try:
+        return environment.given(problem, [*submission.files, *submission.changes]), environment.brief(problem)
+    except (OSError, InfrastructureError, SandboxUnavailable, ObjectMissing, ObjectDamaged):
+        raise
+    except Exception as error:
+        said = f"environment {problem.kind!r}: {type(error).__name__}: {error}"
+        raise InfrastructureError(said) from error
 
 
 def computed() -> list[str]:

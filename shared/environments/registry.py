@@ -91,14 +91,14 @@ class Environments:
         make = factory(kind)
         try:
             made = make(self.places)
-        except TypeError as error:  # a method that every environment needs is missing
+        except Exception as error:  # such as a method that every environment needs and this one lacks
             raise UnknownKind(
-                f"field 'kind': the environment {PLUGINS.place(kind)} cannot be made: {error}; allowed: a class that "
-                "docs/environments.md describes"
+                f"field 'kind': the environment {PLUGINS.place(kind)} cannot be made: {type(error).__name__}: {error}; allowed: a "
+                "class that docs/environments.md describes"
             ) from error
-        if made.kind != kind:
+        if (found := getattr(made, "kind", None)) != kind:
             raise UnknownKind(
-                f"field 'kind': the environment {PLUGINS.place(kind)} says that its kind is {made.kind!r:.80}; allowed: the "
-                "name of its entry point"
+                f"field 'kind': the environment {PLUGINS.place(kind)} says that its kind is {found!r:.80}; allowed: the name of "
+                "its entry point"
             )
         return made

@@ -90,12 +90,13 @@ class StepsWorkspace(Workspace):
         if result.ends is not StopReason.submitted or not self._steps_left:
             return result
         next_step = await self._next()
-        return replace(result, text=next_step.text, ends=None)
+        return replace(result, ok=next_step.ok, text=next_step.text, ends=None)
 
     async def _next(self) -> Result:
         """Keep the work of the step, begin the next one, and return its instruction."""
         changes = await self._inner.changes()
-        if isinstance(changes, str):  # only of a message without a call: the tool asks before
+        if isinstance(changes, str):  # mostly of a message without a call: the tool asks before
+            self._inner.go_on()
             return Result(ok=False, text=f"cannot submit: {changes}")
         self.done.append(changes)
         step = self._problem.then[len(self.done) - 1]

@@ -71,6 +71,12 @@ def attempted(problems: Path) -> tuple[int, str]:
             "abstract method brief; allowed: a class that docs/",
         ),
         (
+            "def brief(self, problem)",
+            "def __init__(self, places):\n        self.lost = {}['lost']\n\n    def brief(self, problem)",
+            1,
+            "cannot be made: KeyError: 'lost'; allowed: a class that docs/",
+        ),
+        (
             "async def submission",
             "async def submitted",
             1,
@@ -115,6 +121,19 @@ def test_admission_and_graders_refuse_another_number_of_verdicts(install: Instal
     grading = Grading(line.problem, line.hidden, Submission())
     said = "InfrastructureError: found 2 verdicts of environment 'arithmetic'; allowed: 1, one each, in order"
     assert graded_together(environments, "arithmetic", [grading]) == [said]
+
+
+def test_an_environment_whose_canary_breaks_too_is_the_reason(install: Install) -> None:
+    path = install(EXAMPLE, "etude.environments", "Arithmetic", "right = [", "right = 1 / 0, [")
+    (line,) = read_lines(path)
+    environments = Environments(Places())
+
+    async def breaks() -> None:
+        raise KeyError("lost")
+
+    environments.of(line.problem).ready = breaks  # type: ignore[method-assign]
+    gradings = [Grading(line.problem, line.hidden, Submission())] * 2
+    assert graded_together(environments, "arithmetic", gradings) == ["KeyError: 'lost'"] * 2
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,30 @@ def test_a_checksum_that_differs_a_missing_base_and_an_unknown_problem_are_named
     assert graded.verdict.solved
 
 
+@pytest.mark.parametrize("method", ["given", "brief"])
+def test_an_environment_that_breaks_stops_no_attempt_of_another_kind(
+    places: Places, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    objects = places.objects
+    assert objects is not None
+    function, hidden = fixed()[0]
+    tree = RepositoryProblem(id="repo", prompt="Mend it.", tree=GONE)
+    packs = (
+        objects.put("pack", write([function, tree])),
+        objects.put("hidden", write([hidden, RepositoryHidden(id="repo", fail_to_pass=["t.py::t"])])),
+    )
+    good = item(objects, "good", function.id, packs, files={**function.files, **hidden.solution})
+    broken = item(objects, "broken", "repo", packs, files={})
+    environments = Environments(places)
+    environment = environments.named("repository")
+    monkeypatch.setattr(environment, "given", lambda problem, paths: {})
+    monkeypatch.setattr(environment, method, lambda *given: {}["lost"])
+    said, graded = Grader(objects, environments, "g").work(Job(answer_key="grading/a", items=[broken, good])).results
+    assert said == "InfrastructureError: environment 'repository': KeyError: 'lost'"
+    assert isinstance(graded, Graded)
+    assert graded.verdict.solved
+
+
 def test_a_term_that_is_named_twice_in_one_file_is_refused_by_name(state: Path) -> None:
     text = '{"reward": {"behaviour": {"no_submit": -0.1, "style": -0.1, "no_submit": 0.5}}}'
     (state / "new.json").write_text(text)
