@@ -19,6 +19,21 @@ from infra.grafana.panels import render
 from infra.grafana.sandboxes import SANDBOXES
 
 DASHBOARDS = {"learning": LEARNING, "flow": FLOW, "engines": ENGINES, "sandboxes": SANDBOXES, "cost": COST}
+# Read where a tool needs them: shared/environments/repository/embeddings.py, shared/environments/tools/web_search.py.
+VARIABLES = (
+    (
+        "ETUDE_EMBEDDINGS",
+        "path",
+        "Folder of static embeddings (model2vec), with which the tool `search` also ranks by meaning; unset: by words alone. Set "
+        "it for the rollout workers.",
+    ),
+    (
+        "ETUDE_WEB_SEARCH",
+        "string",
+        "URL of the service that the tool `web_search` asks with `?q=QUERY` (docs/tools.md); unset: a problem that names the tool "
+        "is refused. Set it for the rollout workers, the curator, and commands that check problems.",
+    ),
+)
 AGAIN = "Written by `python -m infra.generate` from the code; edit that instead."
 
 
@@ -60,17 +75,22 @@ def settings_page() -> str:
     parts = [
         f"# Settings\n\n<!-- {AGAIN} -->\n",
         "Every service reads environment variables, over a TOML file that `ETUDE_CONFIG` names (keys there: lower case,\n"
-        "without `ETUDE_`). One file serves all: a service passes over what another declares, and a name that none declares is\n"
-        "refused. `python -m services.NAME --check` prints the resolved whole, secrets masked, and exits, `python -m services\n"
-        "--check` tries every service's, `python -m services.NAME --help` lists what one can be told; a wrong value ends a\n"
-        "service at once (code 2) with the field, what was found and what is allowed, and `etude up`, `etude demo` and\n"
-        "`etude eval` say so before they begin.\n\n"
+        "without `ETUDE_`). One file serves all: a service passes over what another declares. A name in the file that\n"
+        "none declares is refused, and so is a variable that is almost one of these names. `python -m services.NAME --check`\n"
+        "prints the resolved whole, secrets masked, and exits, `python -m services --check` tries every service's,\n"
+        "`python -m services.NAME --help` lists what one can be told. A wrong value ends a service at once (code 2) with the\n"
+        "field, what was found and what is allowed; `etude up`, `etude demo` and `etude eval` say so before they begin.\n\n"
         "What a *run* learns with is no setting of a service: it is stored with the run ([run.md](run.md)).\n",
     ]
     for title, rows in declared.settings().items():
         cells = [(f"`{s.name}`", s.kind, f"`{s.default}`" if s.default else "", s.allowed, s.about) for s in rows]
         head = ("variable", "kind", "default", "allowed", "what it does")
         parts.append(f"## {title}\n\n{_table(head, cells)}")
+    rows = [(f"`{name}`", kind, about) for name, kind, about in VARIABLES]
+    parts.append(
+        "## Tools of agents\n\nVariables alone: no service declares them, and no TOML file can hold them. Unset or empty: off.\n\n"
+        + _table(("variable", "kind", "what it does"), rows)
+    )
     return "\n".join(parts)
 
 

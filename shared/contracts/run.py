@@ -54,7 +54,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: Positive = 6  # generations per attempt, but for those that only test again what has failed
     max_edits: Positive = 4  # per attempt, but for those that only bring back what has failed before
     max_repeats: Count = 6  # tests of what had failed that use up neither a turn nor an edit, per attempt
-    summary_trigger_tokens: Count = 0  # a segment longer than this asks for a self-summary; 0: never
+    # Tokens of a segment, prompt included. When a tool's answer makes the segment longer than this, the agent is asked to
+    # summarise its work, and goes on in a new segment that holds the task and the summary; 0: never
+    summary_trigger_tokens: Count = 0
     # Sampled in one turn; a longer one is cut, and the agent goes on. 0: no limit. A repository problem's own limit wins.
     max_turn_tokens: Count = 0
 
@@ -101,9 +103,9 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     behaviour: Annotated[dict[str, float], Names(terms, Number(least=-STRONGEST, most=STRONGEST), NO_TERM)] = (
         msgspec.field(default_factory=lambda: {"broken_tool_call": -0.05, "no_submit": -0.05})
     )
-    # Attempts that they are added to. As with the length penalty: where nearly all attempts fail, terms on all of them teach
-    # a way of failing (measured: one generation without end breaks no call), and every group that failed as a whole costs a
-    # training step's time.
+    # Attempts that the behaviour terms are added to: solved ones alone, or all. With all, a policy that solves almost nothing
+    # learns to fail without a penalty: in a measurement it wrote one endless generation, which breaks no call. Groups in which
+    # every attempt failed then have a signal too, and training on them takes time.
     behaviour_apply: Literal["solved", "all"] = "solved"
 
 
@@ -152,7 +154,8 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Steps that a sample may be old when it is trained (docs/architecture.md, "Age, and the gate")
     max_staleness: Annotated[int, Number(least=0, most=STALENESS)] = 2
     hardness_sampling: bool = True  # problems that are hard but not hopeless are drawn more often; false: all alike
-    # Seconds, five heartbeats; an attempt without heartbeat for so long is given to another worker
+    # Seconds. When no heartbeat of a claimed attempt has come for so long, the scheduler counts it as lost and requests it
+    # again. Workers send one every ETUDE_ROLLOUT_HEARTBEAT_S (2): keep the lease at several of them
     lease_s: Annotated[float, Number(above=0, most=86_400)] = 10.0
     # Names of alerts that pause the run by themselves, the trainer too, such as fewer_solved (the collapse) or
     # gradient_not_finite. A list of one's own takes the place of the whole
@@ -229,7 +232,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     mtp_learning_rate: Share = 3e-4  # of the MTP head alone
     # Computed at a time; larger ones fall out of a CPU's caches: 16384 took a third longer
     micro_batch_tokens: Positive = 4096
-    base_every: Positive = 25  # versions: a full base is published every so many, deltas between
+    # Versions from one full base to the next. A full base holds all weights; the versions between hold what changed since the
+    # version before. 1: every version is a full base
+    base_every: Positive = 25
     # Steps between checkpoints of weights and optimiser. 1: the trainer's death costs no attempt; more, for large models:
     # what versions after the last checkpoint sampled grows older by it, and what gets too old is dropped
     checkpoint_every: Positive = 1

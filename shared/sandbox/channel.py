@@ -169,9 +169,14 @@ class Channel:
 
 
 class ChannelProgram:
-    """See shared.sandbox.contract.Program; a transfer is one, too. `code`: None until it ends, or where the sandbox ended first.
-    `note`: why it could not be started or done; empty: it was. `number`: of a connection, which runs already; its program
-    inside may write its last, so that `receive` returns nothing, and read on."""
+    """Anything inside that exchanges bytes over the channel: a program (shared.sandbox.contract.Program), a transfer of files, or
+    a connection that a program inside made to 127.0.0.1.
+
+    `number`: of a connection, which is open already; None: a new program or transfer, which `start` begins. A connection can
+    be half closed: `receive` returns nothing more, and the other end still reads what `send` writes.
+    `code`: the exit code; None while it runs, and when it was killed or the sandbox ended first.
+    `note`: why it could not be started or finished; empty: nothing went wrong.
+    """
 
     def __init__(self, channel: Channel, number: int | None = None) -> None:
         self._channel, self._number = channel, channel.open(self, number)

@@ -37,10 +37,12 @@ class Capability(enum.StrEnum):
 class Base:
     """What a sandbox begins with.
 
-    `image`: the root file system: the name of a base that `etude sandbox base make` has made (`base:<digest>`), or an image
-    (`docker:<reference>`); empty: the host's programs, read-only, where the adapter offers that. `tree`: a folder of the host
-    that is copied into the work directory; None: it is empty, or what the image has there. It does not change while
-    the sandbox lives. `mounts`: (path on the host, path inside), read-only.
+    `image`: the root file system. `base:NAME` or `base:DIGEST`: a base that `etude sandbox base make` has made.
+    `docker:REFERENCE`: an image. `pool:NAME`: the image of a pool of warm pods. Empty: the host's programs, read-only. Each
+    adapter takes some of these and refuses the others.
+    `tree`: a folder of the host that is copied into the work directory. None: the work directory is empty, or has what the
+    image has there. The caller must not change the folder while the sandbox lives.
+    `mounts`: (path on the host, path inside), read-only.
     `environment`: variables of every command, over the adapter's own. `workdir`: the work directory; empty: the image's own, or
     WORKSPACE where it names none.
     """
