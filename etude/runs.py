@@ -79,7 +79,8 @@ def start(
         ),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the settings, the options and --config, and start nothing.")
+        bool,
+        typer.Option("--check", help="Check the settings, the options, --config and the problems, and start nothing."),
     ] = False,
     state: State = Path(".etude"),
 ) -> None:

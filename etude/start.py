@@ -29,6 +29,7 @@ from shared.contracts.life import RunState
 from shared.contracts.messages import EvalRequested, RunCommand
 from shared.contracts.run import Ref, RunConfig
 from shared.objects import ObjectDamaged, ObjectMissing
+from shared.problems.importing import read_lines
 from shared.settings import ServiceSettings, Told, read
 
 SCHEDULER = "scheduler"  # the group that takes up what is said of runs (services/scheduler/service.py)
@@ -84,8 +85,10 @@ def run(
     """Returns the exit code: 0 started, 1 something stands in the way. `check`: starts nothing."""
     try:
         settings = read(ServiceSettings, state=options.state)
-        prepare.planned("r", options)  # a configuration that no run can be of is told before a platform is asked for
+        # A configuration that no run can be of is told before a platform is asked for.
+        planned = prepare.planned("r", options)
         if check:
+            _require_problems(options, planned.schedule.groups_per_step)
             typer.echo("A run can be started with this configuration; nothing was started.")
             return 0
         name = asyncio.run(begin(options, settings, instead=instead, paused=paused, beside=beside))
@@ -105,6 +108,16 @@ def run(
             f"`ETUDE_TRAINER_RUN={name} python -m services.trainer`, `ETUDE_RUN={name} python -m services.inference`."
         )
     return 0
+
+
+def _require_problems(options: DemoOptions, groups_per_step: int) -> None:
+    """Check, without a sandbox and without the base policy, that a run's problems can be read. A pack that is not there yet is
+    made when the run starts. Raises DemoError, ProblemError."""
+    if options.problems:
+        list(read_lines(options.problems))
+    elif options.pack and (options.pack / "manifest.json").exists():
+        prepare.parts_of(options.pack, "held_out")
+        prepare.require_a_step(str(options.pack), prepare.problems_in(options.pack, "rl"), groups_per_step)
 
 
 async def _prepared(options: DemoOptions, settings: ServiceSettings) -> tuple[RunConfig, Ref]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shared.contracts.allowed import Length, Number, objections, unfit
+from shared.contracts.allowed import Length, Number, objections, shown, unfit
+from shared.contracts.run import Retry
 from shared.settings import Told
 
 Place = Annotated[str, Length(4096)]
@@ -31,7 +32,7 @@ class Rl(msgspec.Struct, frozen=True, kw_only=True):
     pack: Place | None = None
     problems: Place | None = None
     config: Place | None = None
-    retry: Annotated[str, Length(16)] = "fresh"
+    retry: Retry = "fresh"
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,15 +61,27 @@ class StudyConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read(path: Path) -> StudyConfig:
     """Read a study's configuration; its paths become absolute. Raises BadStudy with all that is wrong in it."""
     raw = _toml(path)
-    required = [field.name for field in msgspec.structs.fields(StudyConfig) if field.required]
-    wrong = [f"{name}: found nothing; allowed: a value" for name in required if name not in raw]
-    wrong = wrong or list(unfit(raw, StudyConfig, ""))
+    wrong = [*_missing(raw), *unfit(raw, StudyConfig, "")]
     if not wrong:
         config = msgspec.convert(raw, StudyConfig)
         wrong = [*objections(config), *_contradictions(config)]
     if wrong:
         raise BadStudy("\n".join(f"{path}: {line}" for line in wrong))
     return _absolute(config, path.parent.absolute())
+
+
+def _missing(raw: dict[str, Any]) -> list[str]:
+    """Return an objection for each required field that is absent, those of `measure` included."""
+    tables: list[tuple[str, type[msgspec.Struct], Any]] = [
+        ("", StudyConfig, raw),
+        ("measure.", Measure, raw.get("measure")),
+    ]
+    return [
+        f"{prefix}{field.name}: found nothing; allowed: a value"
+        for prefix, struct, table in tables
+        for field in msgspec.structs.fields(struct)
+        if isinstance(table, dict) and field.required and field.name not in table
+    ]
 
 
 def _contradictions(config: StudyConfig) -> list[str]:
@@ -79,26 +92,30 @@ def _contradictions(config: StudyConfig) -> list[str]:
         )
     if not config.measure.held_out:
         wrong.append("measure.held_out: found none; allowed: one folder or more of `etude data tokenize`")
+    if config.measure.stride > config.measure.window:
+        wrong.append(
+            f"measure.stride: found {config.measure.stride}; allowed: 1 to measure.window, {config.measure.window}"
+        )
     if config.rl.pack and config.rl.problems:
         wrong.append("rl.problems: found a file beside rl.pack; allowed: one of them")
     return wrong
 
 
 def _absolute(config: StudyConfig, folder: Path) -> StudyConfig:
-    def path(one: str) -> str:
-        return str(folder / one)
+    def path(name: str) -> str:
+        return str(folder / name)
 
-    own = {name: path(value) for name in ("pack", "problems", "config") if (value := getattr(config.rl, name))}
-    rl = msgspec.structs.replace(config.rl, **own)
-    measure = msgspec.structs.replace(config.measure, held_out=[path(one) for one in config.measure.held_out])
+    rl_paths = {name: path(value) for name in ("pack", "problems", "config") if (value := getattr(config.rl, name))}
+    rl = msgspec.structs.replace(config.rl, **rl_paths)
+    measure = msgspec.structs.replace(config.measure, held_out=[path(name) for name in config.measure.held_out])
     return msgspec.structs.replace(
         config, out=path(config.out), cpt=path(config.cpt), sft=path(config.sft), rl=rl, measure=measure
     )
 
 
-def phase(path: Path, *, out: Path, checkpoint: Path | None = None, tokens: int | None = None) -> str:
-    """Return a phase's configuration as TOML, with absolute paths and the study's own fields. None: as the file says. Raises
-    BadStudy for a file that is no TOML. The phase itself says whether its fields fit."""
+def phase(path: Path, *, out: Path, checkpoint: Path | None = None, tokens: int | None = None) -> dict[str, Any]:
+    """Return a phase's configuration with absolute paths and the fields that the study sets. `checkpoint`, `tokens`: None keeps
+    the file's value. Raises BadStudy for a file that is not TOML. `etude train … --check` checks the fields."""
     raw = _toml(path)
     folder = path.parent.absolute()
     for name in _PATHS:
@@ -107,13 +124,25 @@ def phase(path: Path, *, out: Path, checkpoint: Path | None = None, tokens: int 
     data: Any = raw.get("data")
     for name in _DATA_PATHS if isinstance(data, dict) else ():
         if isinstance(data.get(name), list):
-            data[name] = [str(folder / one) if isinstance(one, str) else one for one in data[name]]
+            data[name] = [str(folder / item) if isinstance(item, str) else item for item in data[name]]
     raw["out"] = str(out)
     if checkpoint is not None:
         raw["checkpoint"] = str(checkpoint)
     if tokens is not None:
-        raw["train"] = {**raw.get("train", {}), "tokens": tokens}
-    return written(raw)
+        train = raw.get("train", {})
+        if not isinstance(train, dict):
+            raise BadStudy(f"{path}: train: found {shown(train)}; allowed: a table")
+        raw["train"] = {**train, "tokens": tokens}
+    return raw
+
+
+def decisive(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a phase's configuration that decide its weights: all but `out`, `machine`, `measure` and
+    `train.checkpoint_every`. The phase itself goes by the same fields when it resumes."""
+    kept = {name: value for name, value in table.items() if name not in ("out", "machine", "measure")}
+    if isinstance(train := kept.get("train"), dict):
+        kept["train"] = {name: value for name, value in train.items() if name != "checkpoint_every"}
+    return kept
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -17,25 +17,24 @@ LEAST = 3  # levels, for a line
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """pass@1 after RL = at + slope · loss after SFT, by least squares. `r2`: 1 where the levels lie on it; None: they all have the
-    same pass@1."""
+class LinearFit:
+    """pass@1 after RL = intercept + slope · loss after SFT, by least squares. `r2`: None if all levels have the same pass@1."""
 
     slope: float
-    at: float
+    intercept: float
     r2: float | None
 
 
-def line(levels: Sequence[Level]) -> Line | None:
-    """None: fewer than three levels, or all have the same loss."""
+def linear_fit(levels: Sequence[Level]) -> LinearFit | None:
+    """Fit pass@1 to loss. Return None for fewer than three levels, or if all have the same loss."""
     loss = np.array([one.loss for one in levels])
     after = np.array([one.after for one in levels])
     if len(levels) < LEAST or np.ptp(loss) == 0:
         return None
-    slope, at = np.polyfit(loss, after, 1)
-    spread = float(((after - after.mean()) ** 2).sum())
-    left = float(((after - at - slope * loss) ** 2).sum())
-    return Line(float(slope), float(at), 1 - left / spread if spread else None)
+    slope, intercept = np.polyfit(loss, after, 1)
+    total = float(((after - after.mean()) ** 2).sum())
+    residual = float(((after - intercept - slope * loss) ** 2).sum())
+    return LinearFit(float(slope), float(intercept), 1 - residual / total if total else None)
 
 
 def markdown(levels: Sequence[Level]) -> str:
@@ -50,15 +49,16 @@ def markdown(levels: Sequence[Level]) -> str:
             f"| {one.tokens:,} | {one.loss:.4f} | {one.before:.1%} | {one.after:.1%} | {within} | "
             f"{100 * (one.after - one.before):+.1f} | {one.steps} |"
         )
-    return "\n".join([*rows, "", said(levels), ""])
+    return "\n".join([*rows, "", summary(levels), ""])
 
 
-def said(levels: Sequence[Level]) -> str:
-    found = line(levels)
-    if found is None:
+def summary(levels: Sequence[Level]) -> str:
+    """Return one sentence: what a lower loss after SFT was worth after RL."""
+    fitted = linear_fit(levels)
+    if fitted is None:
         return f"{len(levels)} levels make no line; {LEAST} with different losses do."
-    fit = "all have the same pass@1" if found.r2 is None else f"R² {found.r2:.2f} over {len(levels)} levels"
-    return f"A loss lower by 0.1 nats per token goes with {-10 * found.slope:+.1f} points of pass@1 after RL ({fit})."
+    fit = "all have the same pass@1" if fitted.r2 is None else f"R² {fitted.r2:.2f} over {len(levels)} levels"
+    return f"A loss lower by 0.1 nats per token goes with {-10 * fitted.slope:+.1f} points of pass@1 after RL ({fit})."
 
 
 def plot(levels: Sequence[Level]) -> Figure:
@@ -81,10 +81,12 @@ def plot(levels: Sequence[Level]) -> Figure:
     ]
     right.errorbar(loss, after, yerr=np.array(sure).T, fmt="o", capsize=4, color="#063", label="after RL")
     right.plot(loss, [100 * one.before for one in levels], "o", color="#b60", label="before RL")
-    if found := line(levels):
+    if fitted := linear_fit(levels):
         ends = np.array([min(loss), max(loss)])
-        fit = "" if found.r2 is None else f", R² {found.r2:.2f}"
-        right.plot(ends, 100 * (found.at + found.slope * ends), color="#063", alpha=0.5, label=f"least squares{fit}")
+        fit = "" if fitted.r2 is None else f", R² {fitted.r2:.2f}"
+        right.plot(
+            ends, 100 * (fitted.intercept + fitted.slope * ends), color="#063", alpha=0.5, label=f"least squares{fit}"
+        )
     right.invert_xaxis()  # better is right
     right.set(
         xlabel="loss after SFT, nats per token (lower to the right)",

@@ -110,6 +110,7 @@ def evaluate_loss(
     tokens: Annotated[int, typer.Option(help="First tokens of each folder; 0: all.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="Threads of torch.", min=1, max=1024)] = 1,
     json_out: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read and check everything, and measure nothing.")] = False,
 ) -> None:
     """The loss of a checkpoint on held-out code: files follow one another, and a window rolls over them.
 
@@ -137,6 +138,10 @@ def evaluate_loss(
         if stride > window:
             raise BadPhase(f"--stride: found {stride}; allowed: 1 to {window}, the window")
         folders = {str(folder): tokens_of(folder, config, shape) for folder in data}
+        if check:
+            for name, shards in folders.items():
+                typer.echo(f"{name}: {measured(shards, tokens):,} tokens")
+            return
         import torch
 
         torch.set_num_threads(threads)

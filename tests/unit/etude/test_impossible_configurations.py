@@ -201,6 +201,27 @@ def test_start_refuses_before_it_asks_for_a_platform_and_check_starts_nothing(tm
     assert (done.exit_code, "nothing was started" in done.output, state.exists()) == (0, True, False), done.output
 
 
+@pytest.mark.parametrize(
+    ("options", "files", "words"),
+    [
+        (["--problems", "none.jsonl"], {}, "none.jsonl"),
+        (["--problems", "some.jsonl"], {"some.jsonl": '{"id": 3}\n'}, "line 1: field 'id': found 3"),
+        (["--pack", "pack"], {"pack/manifest.json": "{}"}, "held_out.public.jsonl.zst: missing"),
+    ],
+)
+def test_check_reads_the_problems_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], files: dict[str, str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    front_door = typer.Typer()
+    commands.register(front_door)
+    done = CliRunner().invoke(front_door, ["start", "--check", *options, "--state", "state"])
+    assert (done.exit_code, words in done.output, Path("state").exists()) == (1, True, False), done.output
+
+
 OLD = msgspec.structs.replace(
     CONFIG,
     sampling=Sampling(temperature=-1.0, max_turns=0),

@@ -57,6 +57,10 @@ def test_the_loss_of_a_checkpoint_is_measured_by_a_rolling_window(tmp_path: Path
     tokens = json.loads((tmp_path / "other" / "manifest.json").read_text())["tokens"]
     assert figures["tokens"] == tokens - 1
     assert figures["nats_per_token"] == pytest.approx(figures["bits_per_byte"] * 0.6931, rel=0.1)
-    code, said = called("evaluate-loss", tmp_path / "start", "--data", tmp_path / "other", "--window", 999)
-    assert code == 2
-    assert "measure.window: found 999; allowed: 2 to 256" in said
+    out.unlink()
+    code, said = called("evaluate-loss", tmp_path / "start", *data, "--check")
+    assert (code, out.exists(), f"{tmp_path}/other: {tokens:,} tokens" in said) == (0, False, True)
+    for check in ([], ["--check"]):
+        code, said = called("evaluate-loss", tmp_path / "start", "--data", tmp_path / "other", "--window", 999, *check)
+        assert code == 2
+        assert "measure.window: found 999; allowed: 2 to 256" in said
